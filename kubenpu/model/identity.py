@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose work it is: what a cgroup path says, and what a container runtime confirmed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class PathKind(enum.Enum):
+    """What sort of place a cgroup path is; the value is the `kind` of `kubenpuctl whois --json`."""
+
+    POD_CONTAINER = "pod-container"
+    POD_SANDBOX_LEVEL = "pod-sandbox-level"
+    CONMON = "conmon"
+    PLAIN_CONTAINER = "plain-container"
+    SYSTEMD_UNIT = "systemd-unit"
+    USER_SESSION = "user-session"
+    ROOT = "root"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class PathIdentity:
+    """What the text of one cgroup path says. A claim, not a proof: a workload may name its own sub-cgroups.
+
+    `driver` is `systemd`, `cgroupfs` or None; `runtime` only what the path itself shows; `pod_uid` in the spelling of
+    the API (dashes) unless it never had them; `container_id` the outermost container; `qos` guaranteed, burstable or
+    besteffort; `unit` the systemd unit for work outside pods.
+    """
+
+    path: str
+    kind: PathKind
+    driver: str | None = None
+    runtime: str | None = None
+    pod_uid: str | None = None
+    container_id: str | None = None
+    qos: str | None = None
+    unit: str | None = None
+
+
+class OwnerKind(enum.Enum):
+    """How sure the answer is. POD: a runtime confirmed it. HOST: outside pods. UNKNOWN: a pod path nobody confirmed."""
+
+    POD = "pod"
+    HOST = "host"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom work is accounted to; equal owners are one series.
+
+    POD: namespace, pod, pod_uid and container are set (container "" when the whole pod is one cgroup).
+    HOST: unit is set. UNKNOWN: pod_uid and container_id are what the path claims; names are empty.
+    """
+
+    kind: OwnerKind
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    container_id: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Answer of the resolver for one cgroup. `final` False: ask again later. `reason` says how it was decided."""
+
+    owner: Owner
+    final: bool
+    reason: str

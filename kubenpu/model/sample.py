@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel counted, decoded from the pinned maps. All times are CLOCK_BOOTTIME nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Totals since `first_ns`. `calls` and `errors` have one entry per Kind; errors are part of calls.
+
+    `wait_ns` is the time spent inside calls of kind WAIT.
+    """
+
+    calls: tuple[int, ...]
+    errors: tuple[int, ...]
+    wait_ns: int
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            tuple(map(int.__add__, self.calls, other.calls)),
+            tuple(map(int.__add__, self.errors, other.errors)),
+            self.wait_ns + other.wait_ns,
+        )
+
+
+ZERO = Counts((0,) * 7, (0,) * 7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One used slot of the counter array: the totals of one cgroup on one device.
+
+    `device` is the device slot (index of the pinned device table). `cgroup_id` 0: the departed total of that device,
+    where cells of retired workloads were added.
+    """
+
+    index: int
+    cgroup_id: int
+    device: int
+    first_ns: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupRecord:
+    """A cgroup as the kernel named it at its first call. `path` is relative to the cgroup2 mount and begins with `/`.
+
+    Bytes that are not UTF-8 are kept as surrogate escapes. `truncated`: the tree is deeper than was recorded.
+    """
+
+    cgroup_id: int
+    path: str
+    truncated: bool
+    first_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """Independent per-device totals, and the calls of that device that no cell could take, by reason."""
+
+    device: int
+    counts: Counts
+    lost: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSample:
+    """One reading. `before` and `after` bracket `cells`: sums over cells + lost must lie between them.
+
+    `losses` are events lost that belong to no known device, by reason. `slots_used`/`slots_max`: counter cells.
+    """
+
+    taken_ns: int
+    cells: tuple[Cell, ...]
+    cgroups: Mapping[int, CgroupRecord]
+    before: Mapping[int, DeviceTotals]
+    after: Mapping[int, DeviceTotals]
+    losses: Mapping[str, int]
+    slots_used: int
+    slots_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class HookStatus:
+    """State of one hook. `mechanism`: fentry, kprobe.multi, kprobe, uprobe or off; `reason` says why not better."""
+
+    hook: str
+    mechanism: str
+    reason: str
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellMerge:
+    """Add cell `source` to cell `target` (same device) and free `source`. Both are cell indexes.
+
+    Index d < the number of device slots is the departed total of device slot d.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRule:
+    """What the kernel does with ioctls on one device node: count for `slot`; `kinds[nr]` is the Kind, 256 bytes."""
+
+    major: int
+    minor: int
+    slot: int
+    kinds: bytes

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ledger shows to every sink: one consistent picture of the node at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kubenpu.model.device import Device
+from kubenpu.model.identity import Owner
+from kubenpu.model.sample import Counts, HookStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals of one owner on one device. `since` is Unix time in seconds of the first counted call."""
+
+    owner: Owner
+    device: str
+    vendor: str | None
+    counts: Counts
+    since: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    """Independent totals of one device. `departed` is the part of workloads whose series are gone.
+
+    `imbalance`: totals - (workloads + departed + lost), 0 when every counted call is attributed or declared lost.
+    """
+
+    device: str
+    vendor: str | None
+    counts: Counts
+    departed: Counts
+    lost: Mapping[str, int]
+    imbalance: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """Whether a source answered last time, how long that took, and what it said otherwise."""
+
+    source: str
+    up: bool
+    duration_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The node now. `counting_since`: Unix time of the first attach of this boot's counters, None while off."""
+
+    version: str
+    node: str
+    simulated: bool
+    counting_since: float | None
+    devices: tuple[Device, ...]
+    usage: tuple[Usage, ...]
+    device_usage: tuple[DeviceUsage, ...]
+    hooks: tuple[HookStatus, ...]
+    sources: tuple[SourceStatus, ...]
+    dropped: Mapping[str, int]
+    slots_used: int
+    slots_max: int
+    index_rebuilds: int

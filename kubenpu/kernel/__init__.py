@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What happened: loading the counting programs (kubenpu-probe) and reading the pinned maps (kubenpud)."""

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * From the running task to the cell of its cgroup on one device, and the names of a cgroup seen for the first time.
+ * The fast path is one local-storage look-up (kernel 6.2 and later) or one hash look-up (6.1).
+ */
+#ifndef KNPU_CGROUP_BPF_H
+#define KNPU_CGROUP_BPF_H
+
+#include <bpf/bpf_core_read.h>
+#include "core_types.h"
+#include "maps.bpf.h"
+
+/* The cgroup of the default (version 2) hierarchy. */
+static __always_inline struct cgroup *current_cgroup(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return task->cgroups->dfl_cgrp;
+}
+
+/* Writes the path from the root down, so that a path cut short keeps its pod segment. */
+static __always_inline void write_path(struct knpu_cgroup *rec, struct cgroup *cgrp)
+{
+	__u32 level = cgrp->level, off = 0, i;
+
+	for (i = 1; i <= KNPU_PATH_LEVELS; i++) {
+		struct cgroup *ancestor = NULL;
+		const char *name = NULL;
+		long n;
+
+		if (i > level)
+			break;
+		if (off > KNPU_PATH_MAX - KNPU_NAME_MAX - 1) {
+			rec->truncated = 1;
+			break;
+		}
+		bpf_core_read(&ancestor, sizeof(ancestor), &cgrp->ancestors[i]);
+		BPF_CORE_READ_INTO(&name, ancestor, kn, name);
+		rec->path[off] = '/';
+		n = bpf_probe_read_kernel_str(&rec->path[off + 1], KNPU_NAME_MAX, name);
+		if (n <= 0 || n > KNPU_NAME_MAX) {
+			rec->truncated = 1;
+			break;
+		}
+		off += n;	/* n counts the NUL, which the '/' makes up for */
+	}
+	if (level > KNPU_PATH_LEVELS)
+		rec->truncated = 1;
+	rec->path_len = off;
+	rec->level = level;
+}
+
+/* Once per cgroup: record its names and ring the bell. */
+static __noinline int introduce(__u64 id)
+{
+	struct cgroup *cgrp = current_cgroup();
+	struct knpu_cgroup *rec;
+	__u32 zero = 0;
+	__u64 *bell;
+	long err;
+
+	rec = bpf_map_lookup_elem(&blank, &zero);
+	if (!rec || !cgrp)
+		return 0;
+	err = bpf_map_update_elem(&cgroups, &id, rec, BPF_NOEXIST);
+	if (err == -17 /* EEXIST: another thread of the cgroup was first */)
+		return 0;
+	rec = err ? NULL : bpf_map_lookup_elem(&cgroups, &id);
+	if (!rec) {
+		lose(KNPU_LOST_IDENTITY);
+		return 0;
+	}
+	rec->first_ns = bpf_ktime_get_boot_ns();
+	if (knpu_capture_names)
+		write_path(rec, cgrp);
+	else
+		rec->truncated = 1;
+	__sync_fetch_and_add(&rec->ready, 1);
+
+	bell = bpf_ringbuf_reserve(&announce, sizeof(*bell), 0);
+	if (bell) {
+		*bell = id;
+		bpf_ringbuf_submit(bell, 0);
+	}
+	return 0;
+}
+
+struct claim {
+	__u64 owner;
+	__u32 start;
+	__u32 found;
+};
+
+static long try_claim(__u32 i, struct claim *c)
+{
+	__u32 index = KNPU_DEVICE_SLOTS + ((c->start + i) & knpu_cells_mask);
+	struct knpu_cell *cell = bpf_map_lookup_elem(&cells, &index);
+
+	if (!cell || cell->owner || __sync_val_compare_and_swap(&cell->owner, 0, c->owner))
+		return 0;
+	c->found = index;
+	return 1;
+}
+
+/* Slow path: claims a free cell for (cgroup, device). Returns its index, 0 when all are in use. */
+static __noinline __u32 claim_cell(__u64 id, __u32 slot)
+{
+	struct claim c = { .owner = id };
+	struct knpu_alloc *a;
+	struct knpu_cell *cell;
+	__u32 zero = 0;
+
+	a = bpf_map_lookup_elem(&alloc, &zero);
+	if (!a || a->full)
+		return 0;
+	c.start = __sync_fetch_and_add(&a->hint, 1);
+	bpf_loop(knpu_cells_mask + 1, try_claim, &c, 0);
+	cell = c.found ? bpf_map_lookup_elem(&cells, &c.found) : NULL;
+	if (!cell) {
+		a->full = 1;
+		return 0;
+	}
+	cell->first_ns = bpf_ktime_get_boot_ns();
+	cell->slot1 = slot + 1;
+	return c.found;
+}
+
+static __always_inline struct knpu_cgroup_cells *cells_by_id(__u64 id)
+{
+	struct knpu_cgroup_cells *own = bpf_map_lookup_elem(&cgroup_cells_by_id, &id);
+	__u32 zero = 0;
+	void *none;
+
+	if (own)
+		return own;
+	none = bpf_map_lookup_elem(&blank, &zero);
+	if (!none)
+		return NULL;
+	bpf_map_update_elem(&cgroup_cells_by_id, &id, none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&cgroup_cells_by_id, &id);
+}
+
+/* Slow path of cell_of(): the cgroup or this device is new to it. The loser of a race gives its cell back. */
+static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32 slot)
+{
+	struct knpu_cell *cell;
+	__u32 stale, mine, now;
+
+	if (!own || slot >= KNPU_DEVICE_SLOTS)
+		return 0;
+	if (own->cgroup_id != id) {
+		own->cgroup_id = id;
+		introduce(id);
+	}
+	stale = own->cell[slot];
+	mine = claim_cell(id, slot);
+	if (!mine)
+		return 0;
+	now = __sync_val_compare_and_swap(&own->cell[slot], stale, mine);
+	if (now == stale)
+		return mine;
+	cell = bpf_map_lookup_elem(&cells, &mine);
+	if (cell) {
+		cell->slot1 = 0;
+		cell->first_ns = 0;
+		__sync_lock_test_and_set(&cell->owner, 0);
+	}
+	return now;
+}
+
+/* The cell that counts for the running task on device `slot`; NULL and *why when there is none. */
+static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32 *why)
+{
+	struct cgroup *cgrp = current_cgroup();
+	struct knpu_cgroup_cells *own;
+	struct knpu_cell *cell;
+	__u64 id = cgrp->kn->id;
+
+	*why = KNPU_LOST_NO_STORAGE;
+	if (knpu_cgroup_storage)
+		own = bpf_cgrp_storage_get(&cgroup_cells, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	else
+		own = cells_by_id(id);
+	if (!own || slot >= KNPU_DEVICE_SLOTS)
+		return NULL;
+	*index = own->cell[slot];
+	cell = bpf_map_lookup_elem(&cells, index);
+	if (cell && cell->owner == id)
+		return cell;
+	*why = KNPU_LOST_SLOTS_FULL;
+	*index = first_use(own, id, slot);
+	return *index ? bpf_map_lookup_elem(&cells, index) : NULL;
+}
+
+#endif

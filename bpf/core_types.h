@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The few kernel structs that the programs read, reduced to the members read. Offsets are relocated against the
+ * running kernel's BTF (CO-RE), so order and size here mean nothing. All of them are vmlinux types: no module BTF
+ * is searched for them.
+ */
+#ifndef KNPU_CORE_TYPES_H
+#define KNPU_CORE_TYPES_H
+
+#include <linux/types.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct inode {
+	__u32 i_rdev;
+};
+
+struct file {
+	struct inode *f_inode;
+};
+
+struct kernfs_node {
+	const char *name;
+	__u64 id;
+};
+
+struct cgroup {
+	int level;
+	struct kernfs_node *kn;
+	struct cgroup *ancestors[];	/* since 6.1, commit 7f203bc89eb6: spares the parent chain of kernfs nodes */
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
+struct task_struct {
+	struct css_set *cgroups;
+};
+
+#pragma clang attribute pop
+
+#endif

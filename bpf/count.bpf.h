@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Counting one call: the body that every hook shares, whatever it is attached to.
+ * Order matters for the conservation check: the device total first, then the cell or the loss, so that at any moment
+ * total >= cells + lost, and the difference is the number of calls in between right now.
+ */
+#ifndef KNPU_COUNT_BPF_H
+#define KNPU_COUNT_BPF_H
+
+#include "cgroup.bpf.h"
+
+/* One ioctl, as far as it is known when the body runs. */
+struct call {
+	__u32 rdev;	/* kernel's dev_t: major << 20 | minor */
+	__u32 cmd;
+	long ret;
+};
+
+/* The rule for a device node, NULL when nothing is to be counted. Unknown minors are declared lost. */
+static __always_inline struct knpu_rule *rule_of(__u32 rdev, __u32 cmd)
+{
+	__u32 major = rdev >> 20, index = rdev & 0xfffff;
+	struct knpu_rule *rule;
+
+	if (((cmd >> 8) & 0xff) != 'd')	/* the DRM core refuses every other type byte before the driver sees it */
+		return NULL;
+	if (major == KNPU_DRM_MAJOR && index < KNPU_DRM_MINORS)
+		;
+	else if (major == KNPU_ACCEL_MAJOR && index < KNPU_ACCEL_MINORS)
+		index += KNPU_DRM_MINORS;
+	else
+		index = KNPU_RULES;
+	rule = bpf_map_lookup_elem(&rules, &index);
+	return rule && rule->slot1 ? rule : NULL;
+}
+
+static __always_inline __u32 kind_of(struct knpu_rule *rule, __u32 cmd)
+{
+	__u32 kind = rule->kind[cmd & 0xff];
+
+	return kind < KNPU_KINDS ? kind : KNPU_KINDS - 1;
+}
+
+/* Counts a call of `kind` on device `slot` in its total and in the cell of the running task's cgroup.
+ * Returns the cell, NULL when the call was declared lost. */
+static __always_inline struct knpu_cell *count_call(__u32 slot, __u32 kind, __u32 *index)
+{
+	struct knpu_totals *total = bpf_map_lookup_elem(&totals, &slot);
+	struct knpu_cell *cell;
+	__u32 why = 0;
+
+	if (!total || kind >= KNPU_KINDS)
+		return NULL;
+	__sync_fetch_and_add(&total->calls[kind], 1);
+	cell = cell_of(slot, index, &why);
+	if (cell)
+		__sync_fetch_and_add(&cell->calls[kind], 1);
+	else if (why < KNPU_DEVICE_LOSSES)
+		__sync_fetch_and_add(&total->lost[why], 1);
+	return cell;
+}
+
+/* The second half: what the return value and the clock say. `cell` NULL: the call itself was declared lost. */
+static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cell *cell, long ret, __u64 wait_ns)
+{
+	struct knpu_totals *total;
+
+	if (ret >= 0 && !wait_ns)
+		return;
+	total = bpf_map_lookup_elem(&totals, &slot);
+	if (!total || kind >= KNPU_KINDS)
+		return;
+	if (ret < 0) {
+		__sync_fetch_and_add(&total->errors[kind], 1);
+		if (cell)
+			__sync_fetch_and_add(&cell->errors[kind], 1);
+	}
+	if (wait_ns) {
+		__sync_fetch_and_add(&total->wait_ns, wait_ns);
+		if (cell)
+			__sync_fetch_and_add(&cell->wait_ns, wait_ns);
+	}
+}
+
+/* Time since the enter side noted `start`, which is taken back; 0 and a declared loss when there is none. */
+static __always_inline __u64 wait_time(struct knpu_in_flight *f)
+{
+	__u64 start = f ? f->start_ns : 0;
+
+	if (!start) {
+		lose(KNPU_LOST_WAIT_UNTIMED);
+		return 0;
+	}
+	f->start_ns = 0;
+	return bpf_ktime_get_ns() - start;
+}
+
+/* fentry: waits need a start time, nothing else does. */
+static __always_inline void begin_wait(__u32 rdev, __u32 cmd)
+{
+	struct knpu_rule *rule = rule_of(rdev, cmd);
+	struct knpu_in_flight *f;
+
+	if (!rule || kind_of(rule, cmd) != KNPU_KIND_WAIT)
+		return;
+	f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (f)
+		f->start_ns = bpf_ktime_get_ns();
+}
+
+/* fexit: the whole call at once. */
+static __always_inline void count_whole(const struct call *c)
+{
+	struct knpu_rule *rule = rule_of(c->rdev, c->cmd);
+	struct knpu_cell *cell;
+	__u32 kind, slot, index = 0;
+	__u64 wait_ns = 0;
+
+	if (!rule) {
+		if (((c->cmd >> 8) & 0xff) == 'd')
+			lose(KNPU_LOST_DEVICE_UNKNOWN);
+		return;
+	}
+	kind = kind_of(rule, c->cmd);
+	slot = rule->slot1 - 1;
+	cell = count_call(slot, kind, &index);
+	if (kind == KNPU_KIND_WAIT)
+		wait_ns = wait_time(bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, 0));
+	count_return(slot, kind, cell, c->ret, wait_ns);
+}
+
+/* kprobe: the call is counted when it begins, because a return can be missed. */
+static __always_inline void count_begin(__u32 rdev, __u32 cmd)
+{
+	struct knpu_rule *rule = rule_of(rdev, cmd);
+	struct knpu_in_flight *f;
+	__u32 kind, slot, index = 0;
+
+	if (!rule) {
+		if (((cmd >> 8) & 0xff) == 'd')
+			lose(KNPU_LOST_DEVICE_UNKNOWN);
+		return;
+	}
+	kind = kind_of(rule, cmd);
+	slot = rule->slot1 - 1;
+	if (!count_call(slot, kind, &index))
+		index = 0;
+	f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!f || f->pending)
+		lose(KNPU_LOST_EXIT_MISSED);
+	if (!f)
+		return;
+	f->cell = index;
+	f->slot1 = slot + 1;
+	f->kind = kind;
+	f->pending = 1;
+	f->start_ns = kind == KNPU_KIND_WAIT ? bpf_ktime_get_ns() : 0;
+}
+
+/* kretprobe: what count_begin() left open. */
+static __always_inline void count_end(long ret)
+{
+	struct knpu_in_flight *f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, 0);
+	struct knpu_cell *cell = NULL;
+	__u64 wait_ns = 0;
+	__u32 index;
+
+	if (!f || !f->pending)
+		return;
+	f->pending = 0;
+	index = f->cell;
+	if (index)
+		cell = bpf_map_lookup_elem(&cells, &index);
+	if (f->kind == KNPU_KIND_WAIT)
+		wait_ns = wait_time(f);
+	count_return(f->slot1 - 1, f->kind, cell, ret, wait_ns);
+}
+
+#endif

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading, attaching, replacing and removing a hook: fentry, else kprobe.multi, else kprobe, else off with the reason.
+
+Runs in kubenpu-probe with its privileges and leaves everything in pins. What is attached are the small *_hook
+programs; the counting code sits behind them in a program array. A newer object takes over by replacing that array's
+element: every call runs exactly one of the two, maps and links stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of, run_raw_tracepoint
+from kubenpu.kernel.pins import Pins
+from kubenpu.kernel.support import KernelFacts, mechanism_refusal
+from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import HookStatus
+
+HOOK = "drm_ioctl"
+OFF = "off"
+SIDES = ("enter", "exit")
+CGROUP_STORAGE_TYPE = 32
+_SELFTEST_RDEV = layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1
+_SELFTEST_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
+_BODIES = ("enter_body", "exit_body")
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """How a hook is attached: the program stems of its two sides, in the order in which they must be attached."""
+
+    name: str
+    stems: tuple[tuple[str, str], ...]
+
+    def program(self, side: str, part: str) -> str:
+        return f"{dict(self.stems)[side]}_{part}"
+
+
+MECHANISMS = {
+    m.name: m
+    for m in (
+        Mechanism("fentry", (("enter", "fentry"), ("exit", "fexit"))),
+        Mechanism("kprobe.multi", (("exit", "kretprobe"), ("enter", "kprobe"))),
+        Mechanism("kprobe", (("exit", "kretprobe"), ("enter", "kprobe"))),
+        Mechanism("uprobe", (("exit", "uretprobe"), ("enter", "uprobe"))),
+    )
+}
+LADDER = ("fentry", "kprobe.multi", "kprobe")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to hook. `binary` and `function` only for a uprobe (simulated node, tests)."""
+
+    function: str = "drm_ioctl"
+    binary: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order."""
+
+    object_path: Path
+    pins: Pins
+    slots: int
+    mechanisms: tuple[str, ...]
+    target: Target
+    since_ns: int
+
+
+def explain(error: KernelError) -> str:
+    """The known errnos of an attach in words."""
+    code = errno_of(error)
+    if code == ENOTSUPP:
+        return "this kernel has no trampolines to attach to (-524)"
+    if code == NO_BTF:
+        return "the function is not in the BTF of its module (-3)"
+    return error.cause.splitlines()[0]
+
+
+def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookStatus:
+    """Makes the hook count with this object. Returns how; mechanism `off` with all reasons when none attaches.
+
+    An attached hook keeps its mechanism and its totals and only gets the new code. Raises KernelError when the object
+    or the pinned maps cannot be used at all.
+    """
+    request.pins.make()
+    attached = _attached(request.pins)
+    if attached is not None:
+        _load_once(request, facts, messages, MECHANISMS[attached], attach=False)
+        return HookStatus(HOOK, attached, "replaced the program behind the attached hook", request.since_ns)
+    reasons: list[str] = []
+    for name in request.mechanisms:
+        refusal = mechanism_refusal(facts, name) if facts.drm or name == "uprobe" else "drm is not loaded"
+        if refusal is None:
+            try:
+                _load_once(request, facts, messages, MECHANISMS[name], attach=True)
+            except KernelError as e:
+                refusal = explain(e)
+            else:
+                return HookStatus(HOOK, name, "; ".join(reasons), request.since_ns)
+        reasons.append(f"{name}: {refusal}")
+        if not facts.drm:
+            reasons = ["drm is not loaded"]
+    _load_once(request, facts, messages, None, attach=False)
+    return HookStatus(HOOK, OFF, "; ".join(reasons), request.since_ns)
+
+
+def unload(pins: Pins) -> list[str]:
+    """Detaches and unpins everything; the totals of this boot are gone. Returns the names of the removed pins."""
+    return pins.remove()
+
+
+def detach(pins: Pins) -> None:
+    """Takes the hook off, keeps the maps and their totals."""
+    for side in SIDES:
+        for path in (pins.link(HOOK, side), pins.program(HOOK, side)):
+            path.unlink(missing_ok=True)
+    for name in _BODIES:
+        pins.map(name).unlink(missing_ok=True)
+    for name in MECHANISMS:
+        _mark(pins, name).unlink(missing_ok=True)
+
+
+def _attached(pins: Pins) -> str | None:
+    """The mechanism whose links are pinned. A half-attached hook (killed meanwhile) is taken off first."""
+    names = [n for n in MECHANISMS if _mark(pins, n).exists()]
+    complete = all(pins.link(HOOK, side).exists() for side in SIDES)
+    if names and complete:
+        return names[0]
+    detach(pins)
+    return None
+
+
+def _mark(pins: Pins, mechanism: str) -> Path:
+    """A pin whose name says how the links are attached; it is a second pin of the enter hook's program."""
+    return pins.root / f"{HOOK}_by_{mechanism.replace('.', '_')}"
+
+
+def _load_once(
+    request: LoadRequest, facts: KernelFacts, messages: Messages, mechanism: Mechanism | None, attach: bool
+) -> None:
+    """One attempt: open, check, load, test, install the bodies, attach. Leaves no new links behind when it fails."""
+    with Object(request.object_path, messages) as opened:
+        differing = layout.differences(opened.structs(layout.STRUCTS))
+        if differing:
+            raise KernelError(
+                "the BPF object does not fit this program:\n  " + "\n  ".join(differing),
+                "Install object and program from the same package",
+            )
+        parts = () if mechanism is None else (("body", "hook") if attach else ("body",))
+        programs = {mechanism.program(s, p) for s in SIDES for p in parts} if mechanism else set()
+        _prepare(opened, request, facts, programs | {"run_body"}, keep_bodies=not attach and mechanism is not None)
+        if mechanism is not None and mechanism.name == "kprobe.multi":
+            for name in programs:
+                opened.expect_kprobe_multi(name)
+        opened.load()
+        _pin_maps(opened, request.pins, with_bodies=False)
+        self_test(opened)
+        if mechanism is None:
+            return
+        for side in SIDES:
+            body = opened.program_fd(mechanism.program(side, "body"))
+            with bpf.Map(os.dup(opened.map_fd(f"{side}_body"))) as array:
+                array.update(struct.pack("=I", 0), struct.pack("=I", body))
+        if attach:
+            _attach(opened, request, mechanism)
+
+
+def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs: set[str], keep_bodies: bool) -> None:
+    """Chooses programs and knobs; reuses every map that is already pinned."""
+    storage = bpf.library().libbpf_probe_bpf_map_type(CGROUP_STORAGE_TYPE, None) == 1
+    opened.keep_only(programs)
+    opened.leave_out("cgroup_cells_by_id" if storage else "cgroup_cells")
+    slots = request.slots
+    for name in opened.maps():
+        path = request.pins.map(name)
+        if name in _BODIES and not keep_bodies:
+            continue
+        if path.exists():
+            with bpf.Map.pinned(path) as existing:
+                if name == "cells":
+                    slots = existing.shape.max_entries - layout.DEVICE_SLOTS
+                    opened.set_capacity("cells", existing.shape.max_entries)
+                opened.reuse(name, existing.fd)
+    if not request.pins.map("cells").exists():
+        opened.set_capacity("cells", layout.DEVICE_SLOTS + slots)
+    opened.set_constants(
+        {
+            "knpu_cells_mask": slots - 1,
+            "knpu_cgroup_storage": int(storage),
+            "knpu_capture_names": int(facts.lockdown != "confidentiality"),
+        }
+    )
+
+
+def _pin_maps(opened: Object, pins: Pins, with_bodies: bool) -> None:
+    for name in opened.maps():
+        if (name in _BODIES) == with_bodies and not pins.map(name).exists():
+            fd = opened.map_fd(name)
+            if fd >= 0:
+                bpf.pin(fd, pins.map(name))
+
+
+def _attach(opened: Object, request: LoadRequest, mechanism: Mechanism) -> None:
+    """Attaches both sides, then pins; when anything fails everything of this attempt is taken off again."""
+    links: dict[str, Link] = {}
+    attach_side = _attacher(opened, request, mechanism)
+    pins = request.pins
+    try:
+        for side, _ in mechanism.stems:
+            links[side] = attach_side(mechanism.program(side, "hook"), side == "exit")
+        _pin_maps(opened, pins, with_bodies=True)
+        for side in SIDES:
+            bpf.pin(opened.program_fd(mechanism.program(side, "hook")), pins.program(HOOK, side))
+        bpf.pin(opened.program_fd(mechanism.program("enter", "hook")), _mark(pins, mechanism.name))
+        for side, link in links.items():
+            link.pin(pins.link(HOOK, side))
+    except KernelError:
+        detach(pins)
+        raise
+    finally:
+        for link in links.values():
+            link.close()
+
+
+def _attacher(opened: Object, request: LoadRequest, mechanism: Mechanism) -> Callable[[str, bool], Link]:
+    function, binary = request.target.function, request.target.binary
+    if mechanism.name == "fentry":
+        return lambda name, at_return: opened.attach(name)
+    if mechanism.name == "kprobe.multi":
+        return lambda name, at_return: opened.attach_kprobe_multi(name, function, at_return)
+    if mechanism.name == "kprobe":
+        return lambda name, at_return: opened.attach_kprobe(name, function, at_return)
+    if binary is None:
+        raise KernelError("a uprobe needs the binary that holds the function")
+    return lambda name, at_return: opened.attach_uprobe(name, binary, function, at_return)
+
+
+def self_test(opened: Object) -> None:
+    """Runs the counting code once on a device slot of its own: total and cell must both move by exactly one.
+
+    Opens no device node (that could wake the hardware), so it proves maps, cgroup look-up and counting, while the
+    kernel itself vouches for the attachment. Raises KernelError when a count does not move.
+    """
+    rule = layout.Rule(slot1=layout.SELFTEST_SLOT + 1)
+    ctypes.memset(ctypes.byref(rule, layout.Rule.kind.offset), layout.KINDS - 1, 256)
+    key = struct.pack("=I", _SELFTEST_RULE)
+    with bpf.Map(os.dup(opened.map_fd("rules"))) as rules, bpf.Map(os.dup(opened.map_fd("cells"))) as cells:
+        before = _selftest_cells(cells)
+        rules.update(key, bytes(rule))
+        try:
+            run_raw_tracepoint(opened.program_fd("run_body"), (_SELFTEST_RDEV, ord("d") << 8, 0))
+        finally:
+            rules.update(key, bytes(ctypes.sizeof(layout.Rule)))
+        after = _selftest_cells(cells)
+        counted = sum(after.values()) - sum(before.values())
+        for index in after:
+            cells.update(struct.pack("=I", index), bytes(ctypes.sizeof(layout.Cell)))
+    if counted != 1:
+        raise KernelError(
+            f"the self-test counted {counted} calls where it made 1", "Report this with the kernel release"
+        )
+
+
+def _selftest_cells(cells: bpf.Map) -> dict[int, int]:
+    """Cells of the self-test's slot: index -> calls of kind other."""
+    found = {}
+    view = memoryview(cells.memory())
+    try:
+        for index in range(layout.DEVICE_SLOTS, cells.shape.max_entries):
+            cell = layout.Cell.from_buffer_copy(view, index * ctypes.sizeof(layout.Cell))
+            if cell.slot1 == layout.SELFTEST_SLOT + 1:
+                found[index] = int(cell.calls[layout.KINDS - 1])
+    finally:
+        view.release()
+    return found
+
+
+def boot_ns() -> int:
+    """Now, on the clock the kernel programs use for first_ns."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

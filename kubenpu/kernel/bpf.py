@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File descriptors of pinned BPF objects: open, ask, look up, update, delete, map into memory.
+
+Thin ctypes over libbpf's system call wrappers; no callbacks (they would need writable and executable memory).
+Every fd belongs to the object that holds it and is closed with it. Creates and loads nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+from kubenpu.model.errors import KernelError
+
+LIBRARY = "libbpf.so.1"
+BPF_ANY = 0
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libbpf, loaded once. Raises KernelError when the package is not installed."""
+    try:
+        lib = ctypes.CDLL(LIBRARY, use_errno=True)
+    except OSError as e:
+        raise KernelError(f"{LIBRARY} cannot be loaded ({e})", "Install the package libbpf1 (Debian) or libbpf") from e
+    lib.libbpf_set_strict_mode(0xFFFFFFFF)
+    return lib
+
+
+class _MapInfo(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("id", ctypes.c_uint32),
+        ("key_size", ctypes.c_uint32),
+        ("value_size", ctypes.c_uint32),
+        ("max_entries", ctypes.c_uint32),
+        ("map_flags", ctypes.c_uint32),
+        ("name", ctypes.c_char * 16),
+        ("rest", ctypes.c_uint8 * 64),
+    )
+
+
+class _ProgInfo(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("id", ctypes.c_uint32),
+        ("skipped", ctypes.c_uint8 * 184),
+        ("run_time_ns", ctypes.c_uint64),
+        ("run_cnt", ctypes.c_uint64),
+        ("recursion_misses", ctypes.c_uint64),
+        ("rest", ctypes.c_uint8 * 16),
+    )
+
+
+def _info(fd: int, info: ctypes.Structure) -> None:
+    size = ctypes.c_uint32(ctypes.sizeof(info))
+    _check(library().bpf_obj_get_info_by_fd(fd, ctypes.byref(info), ctypes.byref(size)), "read object information")
+
+
+def _check(result: int, doing: str) -> int:
+    if result >= 0:
+        return result
+    code = ctypes.get_errno() or -result
+    raise KernelError(f"cannot {doing}: {os.strerror(code)}") from OSError(code, os.strerror(code))
+
+
+def open_pin(path: Path) -> int:
+    """Opens a pinned map, program or link; returns the fd. FileNotFoundError when nothing is pinned there."""
+    fd = int(library().bpf_obj_get(os.fsencode(path)))
+    if fd >= 0:
+        return fd
+    code = ctypes.get_errno() or -fd
+    if code == errno.ENOENT:
+        raise FileNotFoundError(code, os.strerror(code), str(path))
+    remedy = "Run as a user who may read and write it" if code in (errno.EACCES, errno.EPERM) else ""
+    raise KernelError(f"cannot open the pinned object {path}: {os.strerror(code)}", remedy)
+
+
+def pin(fd: int, path: Path) -> None:
+    """Pins an fd at `path` below a bpffs mount."""
+    _check(library().bpf_obj_pin(fd, os.fsencode(path)), f"pin {path}")
+
+
+def program_misses(fd: int) -> int:
+    """How often the kernel skipped this program because another run of it was preempted on the same CPU."""
+    info = _ProgInfo()
+    _info(fd, info)
+    return int(info.recursion_misses)
+
+
+def possible_cpus() -> int:
+    return _check(library().libbpf_num_possible_cpus(), "count CPUs")
+
+
+@dataclass(frozen=True, slots=True)
+class MapShape:
+    """What the kernel says of a map: its type number, sizes in bytes and capacity."""
+
+    type: int
+    key_size: int
+    value_size: int
+    max_entries: int
+
+
+class Map:
+    """An open map. Owns `fd`; `close()` or the end of a `with` block gives it back."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        info = _MapInfo()
+        _info(fd, info)
+        self.shape = MapShape(info.type, info.key_size, info.value_size, info.max_entries)
+
+    @classmethod
+    def pinned(cls, path: Path) -> Map:
+        return cls(open_pin(path))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Map:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def lookup(self, key: bytes, size: int | None = None) -> bytes | None:
+        """The value of `key`, None when there is no such entry. `size` for per-CPU maps: all CPUs' values in a row."""
+        value = ctypes.create_string_buffer(size or self.shape.value_size)
+        if library().bpf_map_lookup_elem(self.fd, key, value) < 0:
+            if ctypes.get_errno() == errno.ENOENT:
+                return None
+            _check(-1, "look up a map entry")
+        return value.raw
+
+    def update(self, key: bytes, value: bytes) -> None:
+        _check(library().bpf_map_update_elem(self.fd, key, value, ctypes.c_uint64(BPF_ANY)), "update a map entry")
+
+    def delete(self, key: bytes) -> bool:
+        """Deletes an entry; False when there was none."""
+        if library().bpf_map_delete_elem(self.fd, key) < 0:
+            if ctypes.get_errno() == errno.ENOENT:
+                return False
+            _check(-1, "delete a map entry")
+        return True
+
+    def keys(self) -> list[bytes]:
+        """All keys at about this moment. Entries deleted meanwhile may restart the walk; no key is listed twice."""
+        found: dict[bytes, None] = {}
+        key: bytes | None = None
+        following = ctypes.create_string_buffer(self.shape.key_size)
+        while len(found) <= self.shape.max_entries:
+            if library().bpf_map_get_next_key(self.fd, key, following) < 0:
+                break
+            key = following.raw
+            if key in found:
+                break
+            found[key] = None
+        return list(found)
+
+    def memory(self) -> mmap.mmap:
+        """The values of a BPF_F_MMAPABLE array as shared memory, read and write."""
+        stride = (self.shape.value_size + 7) // 8 * 8
+        size = -(-stride * self.shape.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
+        return mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Bell:
+    """A ring buffer used as a doorbell: what is in it is thrown away, that something came in is the message.
+
+    `fd` can be polled. Owns its mappings; the map stays the caller's.
+    """
+
+    def __init__(self, ring: Map) -> None:
+        self.fd = ring.fd
+        page = mmap.PAGESIZE
+        self._consumer = mmap.mmap(ring.fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._producer = mmap.mmap(ring.fd, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumed = memoryview(self._consumer).cast("Q")
+        self._produced = memoryview(self._producer).cast("Q")
+
+    def silence(self) -> bool:
+        """Discards what was announced; True when there was anything."""
+        end = self._produced[0]
+        if self._consumed[0] == end:
+            return False
+        self._consumed[0] = end
+        return True
+
+    def close(self) -> None:
+        self._consumed.release()
+        self._produced.release()
+        self._consumer.close()
+        self._producer.close()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structs of bpf/drm_ioctl.h as ctypes, and their comparison with the BTF of the compiled object.
+
+Names, offsets and sizes must agree to the byte; a difference is refused before any map is created or read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+ABI = 1
+KINDS = 7
+DEVICE_SLOTS = 128
+SELFTEST_SLOT = DEVICE_SLOTS - 1
+DRM_MAJOR, DRM_MINORS = 226, 1024
+ACCEL_MAJOR, ACCEL_MINORS = 261, 256
+DEVICE_LOSSES = ("slots_full", "no_storage")
+NODE_LOSSES = ("device_unknown", "wait_untimed", "exit_missed", "identity", "no_body")
+
+U8, U16, U32, U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
+
+
+class Rule(ctypes.Structure):
+    """knpu_rule"""
+
+    _fields_ = (("slot1", U32), ("pad", U32), ("kind", U8 * 256))
+
+
+class Cell(ctypes.Structure):
+    """knpu_cell"""
+
+    _fields_ = (
+        ("owner", U64),
+        ("calls", U64 * KINDS),
+        ("errors", U64 * KINDS),
+        ("wait_ns", U64),
+        ("first_ns", U64),
+        ("slot1", U32),
+        ("pad", U32),
+        ("reserved", U64 * 6),
+    )
+
+
+class Totals(ctypes.Structure):
+    """knpu_totals"""
+
+    _fields_ = (
+        ("calls", U64 * KINDS),
+        ("errors", U64 * KINDS),
+        ("wait_ns", U64),
+        ("lost", U64 * len(DEVICE_LOSSES)),
+    )
+
+
+class Losses(ctypes.Structure):
+    """knpu_losses"""
+
+    _fields_ = (("count", U64 * len(NODE_LOSSES)),)
+
+
+class Cgroup(ctypes.Structure):
+    """knpu_cgroup"""
+
+    _fields_ = (
+        ("first_ns", U64),
+        ("ready", U32),
+        ("truncated", U32),
+        ("path_len", U32),
+        ("level", U32),
+        ("path", U8 * 2048),
+    )
+
+
+class Alloc(ctypes.Structure):
+    """knpu_alloc"""
+
+    _fields_ = (("hint", U64), ("full", U32), ("pad", U32))
+
+
+class Slot(ctypes.Structure):
+    """knpu_slot"""
+
+    _fields_ = (("since_ns", U64), ("address", U8 * 120))
+
+
+class Journal(ctypes.Structure):
+    """knpu_journal"""
+
+    _fields_ = (("valid", U64), ("source_owner", U64), ("source", U32), ("target", U32), ("result", Cell))
+
+
+STRUCTS: Mapping[str, type[ctypes.Structure]] = {
+    "knpu_rule": Rule,
+    "knpu_cell": Cell,
+    "knpu_totals": Totals,
+    "knpu_losses": Losses,
+    "knpu_cgroup": Cgroup,
+    "knpu_alloc": Alloc,
+    "knpu_slot": Slot,
+    "knpu_journal": Journal,
+}
+
+
+def members_of(struct: type[ctypes.Structure]) -> dict[str, int]:
+    """Member name -> offset in bytes."""
+    return {str(field[0]): int(getattr(struct, field[0]).offset) for field in struct._fields_}
+
+
+def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None]) -> list[str]:
+    """Compares {struct: (size, {member: offset})} read from BTF with STRUCTS; returns one line per difference."""
+    lines = []
+    for name, struct in STRUCTS.items():
+        btf = found.get(name)
+        if btf is None:
+            lines.append(f"{name}: not in the object's BTF")
+            continue
+        size, members = btf
+        if size != ctypes.sizeof(struct):
+            lines.append(f"{name}: {size} bytes in the object, {ctypes.sizeof(struct)} expected")
+        if dict(members) != members_of(struct):
+            lines.append(f"{name}: members {dict(members)} in the object, {members_of(struct)} expected")
+    return lines
+
+
+def rule_index(major: int, minor: int) -> int | None:
+    """Index of a device node in the map `rules`; None when the node is outside what the map covers."""
+    if major == DRM_MAJOR and 0 <= minor < DRM_MINORS:
+        return minor
+    if major == ACCEL_MAJOR and 0 <= minor < ACCEL_MINORS:
+        return DRM_MINORS + minor
+    return None

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the BPF objects of this node are pinned, and what kubenpu-probe says of its hooks.
+
+Pins live as long as the boot, or until kubenpu-probe unloads. The state file is JSON, written by the probe only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubenpu.kernel.layout import ABI
+from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import HookStatus
+
+STATE_NAME = "probe.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Paths below one pin directory (default /sys/fs/bpf/kubenpu). bpffs reserves names with a dot."""
+
+    directory: Path
+
+    @property
+    def root(self) -> Path:
+        return self.directory / str(ABI)
+
+    def map(self, name: str) -> Path:
+        return self.root / name
+
+    def link(self, hook: str, side: str) -> Path:
+        return self.root / f"{hook}_{side}_link"
+
+    def program(self, hook: str, side: str) -> Path:
+        return self.root / f"{hook}_{side}_prog"
+
+    def make(self) -> None:
+        """Creates the directories. Raises KernelError when the place is no writable bpffs."""
+        try:
+            for directory in (self.directory, self.root):
+                directory.mkdir(exist_ok=True)
+        except OSError as e:
+            raise KernelError(f"cannot create {self.root}: {e.strerror}", "Is bpffs mounted on /sys/fs/bpf?") from e
+
+    def remove(self) -> list[str]:
+        """Unpins everything of ours: attached programs detach, totals are gone. Returns what was removed."""
+        removed = []
+        if self.root.is_dir():
+            for path in sorted(self.root.iterdir(), key=lambda p: not p.name.endswith("_link")):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+            self.root.rmdir()
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+        return removed
+
+
+def write_state(run_directory: Path, hooks: tuple[HookStatus, ...], drm_module: int | None) -> None:
+    """Replaces the state file in one step. `drm_module`: inode of /sys/module/drm, tells a reload apart."""
+    run_directory.mkdir(parents=True, exist_ok=True)
+    document = {"hooks": [dataclasses.asdict(h) for h in hooks], "drm_module": drm_module}
+    temporary = run_directory / f".{STATE_NAME}.{os.getpid()}"
+    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    temporary.replace(run_directory / STATE_NAME)
+
+
+def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:
+    """Hooks and drm_module of the last kubenpu-probe run; ((), None) when it has not run since boot."""
+    try:
+        document = json.loads((run_directory / STATE_NAME).read_text())
+        return tuple(HookStatus(**h) for h in document["hooks"]), document["drm_module"]
+    except FileNotFoundError:
+        return (), None
+    except (ValueError, KeyError, TypeError) as e:
+        raise KernelError(f"{run_directory / STATE_NAME} is damaged ({e})", "Run kubenpu-probe load again") from e
+
+
+@contextmanager
+def locked(run_directory: Path, name: str) -> Iterator[None]:
+    """Serialises kubenpu-probe and kubenpud where both write the same maps."""
+    run_directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(run_directory / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pinned maps from the reading side: totals, cgroup names, rules, device slots, and the merging of cells.
+
+The kernel's maps are the only place where counts live; this module keeps none, so its process may be killed at any
+instruction. Needs read and write permission on the pins, no capability. Loads and attaches nothing.
+Not thread-safe: the owner serialises. Owns its fds and mappings until close().
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.attach import HOOK, SIDES
+from kubenpu.kernel.pins import Pins
+from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import (
+    Cell,
+    CellMerge,
+    CgroupRecord,
+    Counts,
+    DeviceRule,
+    DeviceTotals,
+    KernelSample,
+)
+
+_CELL = ctypes.sizeof(layout.Cell)
+_CELL_WORDS = _CELL // 8
+_COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI")  # from `calls` on: calls errors wait_ns first_ns slot1
+_TOTALS = struct.Struct(f"={ctypes.sizeof(layout.Totals) // 8}Q")
+_LOSSES = struct.Struct(f"={len(layout.NODE_LOSSES)}Q")
+PROGRAM_SKIPPED = "program_skipped"
+LOSS_REASONS = (*layout.DEVICE_LOSSES, *layout.NODE_LOSSES, PROGRAM_SKIPPED)
+_SHAPES = {
+    "rules": layout.Rule,
+    "cells": layout.Cell,
+    "totals": layout.Totals,
+    "losses": layout.Losses,
+    "cgroups": layout.Cgroup,
+    "alloc": layout.Alloc,
+    "slots": layout.Slot,
+    "journal": layout.Journal,
+}
+
+
+class CounterStore:
+    """The pinned maps of one node, open."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the pin directory. Raises KernelError when kubenpu-probe has not made the maps."""
+        self._pins = Pins(directory)
+        self._maps: dict[str, bpf.Map] = {}
+        try:
+            for name in (*_SHAPES, "announce"):
+                self._maps[name] = bpf.Map.pinned(self._pins.map(name))
+            self._check_shapes()
+            by_id = self._pins.map("cgroup_cells_by_id")
+            if by_id.exists():
+                self._maps["by_id"] = bpf.Map.pinned(by_id)
+        except FileNotFoundError as e:
+            self._close_maps()
+            raise KernelError(
+                f"no counters are pinned below {self._pins.root}", "Start kubenpu-probe (kubenpu-probe load)"
+            ) from e
+        except KernelError:
+            self._close_maps()
+            raise
+        self._cpus = bpf.possible_cpus()
+        self._cells = memoryview(self._maps["cells"].memory())
+        self._words = self._cells.cast("Q")
+        self._journal = memoryview(self._maps["journal"].memory())
+        self._alloc = memoryview(self._maps["alloc"].memory())
+        self._slots = memoryview(self._maps["slots"].memory())
+        self._known: dict[int, CgroupRecord] = {}
+        self.bell = bpf.Bell(self._maps["announce"])
+        self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
+        self._recover()
+
+    def _check_shapes(self) -> None:
+        for name, kind in _SHAPES.items():
+            size = self._maps[name].shape.value_size
+            if size != ctypes.sizeof(kind):
+                raise KernelError(
+                    f"the pinned map {name} has values of {size} bytes, {ctypes.sizeof(kind)} expected",
+                    "kubenpu-probe and kubenpud are of different versions; restart kubenpu-probe",
+                )
+
+    def _close_maps(self) -> None:
+        for opened in self._maps.values():
+            opened.close()
+
+    def close(self) -> None:
+        self.bell.close()
+        self._words.release()
+        for view in (self._cells, self._journal, self._alloc, self._slots):
+            view.release()
+        self._close_maps()
+
+    # ---- device slots and rules ----
+
+    def slots(self) -> dict[int, str]:
+        """Device slot -> device address, for every slot ever given out since boot."""
+        found = {}
+        for slot in range(layout.SELFTEST_SLOT):
+            entry = layout.Slot.from_buffer_copy(self._slots, slot * ctypes.sizeof(layout.Slot))
+            address = bytes(entry.address).split(b"\0", 1)[0].decode(errors="replace")
+            if address:
+                found[slot] = address
+        return found
+
+    def assign_slot(self, address: str) -> int | None:
+        """The slot of a device, given out at its first appearance; None when all are taken. Hold the slots lock."""
+        taken = self.slots()
+        for slot, name in taken.items():
+            if name == address:
+                return slot
+        free = next((s for s in range(layout.SELFTEST_SLOT) if s not in taken), None)
+        if free is not None:
+            entry = layout.Slot(since_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            raw = address.encode()[: layout.Slot.address.size - 1]
+            ctypes.memmove(ctypes.byref(entry, layout.Slot.address.offset), raw, len(raw))
+            size = ctypes.sizeof(layout.Slot)
+            self._slots[free * size : (free + 1) * size] = bytes(entry)
+        return free
+
+    def write_rules(self, rules: Iterable[DeviceRule]) -> list[DeviceRule]:
+        """Makes exactly these nodes counted and no others. Returns rules whose node the map cannot hold."""
+        wanted: dict[int, bytes] = {}
+        refused = []
+        for rule in rules:
+            index = layout.rule_index(rule.major, rule.minor)
+            if index is None:
+                refused.append(rule)
+                continue
+            wanted[index] = struct.pack("=II", rule.slot + 1, 0) + rule.kinds
+        table = self._maps["rules"]
+        view = memoryview(table.memory())
+        size = ctypes.sizeof(layout.Rule)
+        try:
+            for index in range(layout.DRM_MINORS + layout.ACCEL_MINORS - 1):
+                value = wanted.get(index, bytes(size))
+                if view[index * size : (index + 1) * size] != value:
+                    table.update(struct.pack("=I", index), value)
+        finally:
+            view.release()
+        return refused
+
+    # ---- reading ----
+
+    def read(self) -> KernelSample:
+        """One reading of everything. Totals are read before and after the cells, so that they bracket them."""
+        before = self._read_totals()
+        cells = self._read_cells()
+        after = self._read_totals()
+        departed = layout.DEVICE_SLOTS
+        return KernelSample(
+            taken_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            cells=cells,
+            cgroups=self._read_cgroups({c.cgroup_id for c in cells if c.index >= departed}),
+            before=before,
+            after=after,
+            losses=self._read_losses(),
+            slots_used=sum(1 for c in cells if c.index >= departed),
+            slots_max=self.slots_max,
+        )
+
+    def _read_cells(self) -> tuple[Cell, ...]:
+        owners = self._words[: (self.slots_max + layout.DEVICE_SLOTS) * _CELL_WORDS : _CELL_WORDS].tolist()
+        found = []
+        for index, owner in enumerate(owners):
+            if owner == 0 and index >= layout.DEVICE_SLOTS:
+                continue
+            values = _COUNTS.unpack_from(self._cells, index * _CELL + 8)
+            slot1 = values[-1]
+            if slot1 and slot1 != layout.SELFTEST_SLOT + 1:
+                k = layout.KINDS
+                counts = Counts(values[:k], values[k : 2 * k], values[2 * k])
+                found.append(Cell(index, owner, slot1 - 1, values[2 * k + 1], counts))
+        return tuple(found)
+
+    def _read_totals(self) -> dict[int, DeviceTotals]:
+        size, k = ctypes.sizeof(layout.Totals), layout.KINDS
+        found = {}
+        for slot in self.slots():
+            raw = self._maps["totals"].lookup(struct.pack("=I", slot), size * self._cpus)
+            if raw is None:
+                continue
+            sums = [sum(column) for column in zip(*_TOTALS.iter_unpack(raw), strict=True)]
+            lost = dict(zip(layout.DEVICE_LOSSES, sums[2 * k + 1 :], strict=True))
+            found[slot] = DeviceTotals(slot, Counts(tuple(sums[:k]), tuple(sums[k : 2 * k]), sums[2 * k]), lost)
+        return found
+
+    def _read_losses(self) -> dict[str, int]:
+        raw = self._maps["losses"].lookup(struct.pack("=I", 0), _LOSSES.size * self._cpus) or b""
+        sums = [sum(column) for column in zip(*_LOSSES.iter_unpack(raw), strict=True)]
+        losses = dict(zip(layout.NODE_LOSSES, sums, strict=True))
+        losses[PROGRAM_SKIPPED] = 0
+        for side in SIDES:
+            try:
+                fd = bpf.open_pin(self._pins.program(HOOK, side))
+            except FileNotFoundError:
+                continue
+            try:
+                losses[PROGRAM_SKIPPED] += bpf.program_misses(fd)
+            finally:
+                os.close(fd)
+        return losses
+
+    def _read_cgroups(self, wanted: set[int]) -> dict[int, CgroupRecord]:
+        self._known = {i: r for i, r in self._known.items() if i in wanted}
+        for cgroup_id in wanted - self._known.keys():
+            record = self._read_cgroup(cgroup_id)
+            if record is not None:
+                self._known[cgroup_id] = record
+        return dict(self._known)
+
+    def _read_cgroup(self, cgroup_id: int) -> CgroupRecord | None:
+        """None: the kernel had no room for it, or is writing it at this moment."""
+        raw = self._maps["cgroups"].lookup(struct.pack("=Q", cgroup_id))
+        if raw is None:
+            return None
+        entry = layout.Cgroup.from_buffer_copy(raw)
+        if not entry.ready:
+            return None
+        path = bytes(entry.path)[: entry.path_len].decode(errors="surrogateescape")
+        return CgroupRecord(cgroup_id, path or "/", bool(entry.truncated), entry.first_ns)
+
+    def hook_attached(self) -> bool:
+        """Whether both sides of the hook are pinned."""
+        return all(self._pins.link(HOOK, side).exists() for side in SIDES)
+
+    # ---- merging and freeing ----
+
+    def merge(self, merge: CellMerge) -> None:
+        """Adds cell `source` to cell `target` and frees `source`; neither may be written by the kernel any more.
+
+        The new target is noted in the journal first: whoever finds the journal valid finishes the same merge.
+        """
+        source, target = self._cell(merge.source), self._cell(merge.target)
+        if not source.owner or merge.source < layout.DEVICE_SLOTS or merge.source == merge.target:
+            return
+        result = layout.Cell(owner=target.owner, slot1=source.slot1, wait_ns=source.wait_ns + target.wait_ns)
+        for kind in range(layout.KINDS):
+            result.calls[kind] = source.calls[kind] + target.calls[kind]
+            result.errors[kind] = source.errors[kind] + target.errors[kind]
+        result.first_ns = min(t for t in (source.first_ns, target.first_ns or source.first_ns))
+        entry = layout.Journal(0, source.owner, merge.source, merge.target, result)
+        self._journal[8 : ctypes.sizeof(entry)] = bytes(entry)[8:]
+        self._set_journal(1)
+        self._finish_merge(entry)
+
+    def _finish_merge(self, entry: layout.Journal) -> None:
+        start = entry.target * _CELL
+        self._cells[start + 8 : start + _CELL] = bytes(entry.result)[8:]
+        if self._words[entry.source * _CELL_WORDS] == entry.source_owner:
+            self._free(entry.source)
+        self._set_journal(0)
+
+    def _recover(self) -> None:
+        entry = layout.Journal.from_buffer_copy(self._journal)
+        if entry.valid:
+            self._finish_merge(entry)
+
+    def _set_journal(self, valid: int) -> None:
+        struct.pack_into("=Q", self._journal, 0, valid)
+
+    def _cell(self, index: int) -> layout.Cell:
+        return layout.Cell.from_buffer_copy(self._cells, index * _CELL)
+
+    def _free(self, index: int) -> None:
+        """Zeroes a cell, its owner last: from then on the kernel may claim it."""
+        start = index * _CELL
+        self._cells[start + 8 : start + _CELL] = bytes(_CELL - 8)
+        self._words[index * _CELL_WORDS] = 0
+
+    def reopen_search(self) -> None:
+        """Lets the kernel look for free cells again after it found none."""
+        struct.pack_into("=I", self._alloc, layout.Alloc.full.offset, 0)
+
+    def forget_cgroups(self, cgroup_ids: Iterable[int]) -> None:
+        """Deletes what is known of cgroups that no longer exist and own no cell."""
+        for cgroup_id in cgroup_ids:
+            key = struct.pack("=Q", cgroup_id)
+            self._maps["cgroups"].delete(key)
+            if "by_id" in self._maps:
+                self._maps["by_id"].delete(key)
+            self._known.pop(cgroup_id, None)
+
+    def recorded_cgroups(self) -> set[int]:
+        """Ids of all cgroups with a name record or a hash entry."""
+        keys = self._maps["cgroups"].keys()
+        if "by_id" in self._maps:
+            keys += self._maps["by_id"].keys()
+        return {struct.unpack("=Q", key)[0] for key in keys}

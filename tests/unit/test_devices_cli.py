@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kubenpuctl devices` and `drivers`: what is printed, where, and with which exit code."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from kubenpu.cli import devices as devices_command
+from kubenpu.cli import drivers as drivers_command
+from kubenpu.cli import output
+from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
+
+HEADER = "DRIVER  PCI ID  ADDRESS  NODES  NUMA  VENDOR\n"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path / "sys")
+
+
+def kubenpuctl(*words: str | Path) -> int:
+    parser = argparse.ArgumentParser(prog="kubenpuctl")
+    subparsers = parser.add_subparsers(required=True)
+    devices_command.add_parser(subparsers)
+    drivers_command.add_parser(subparsers)
+    args = parser.parse_args([*map(str, words), "--drivers-dir", "/nonexistent"])
+    if "--drivers-dir" in words:
+        args = parser.parse_args([str(word) for word in words])
+    status = args.func(args)
+    assert isinstance(status, int)
+    return status
+
+
+def test_devices_prints_the_documented_table(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
+    uevent = ["DRIVER=i915", "PCI_CLASS=30000", "PCI_ID=8086:5917", "PCI_SLOT_NAME=0000:00:02.0"]
+    sysfs.add_device(IGPU, uevent, "pci", numa_node="0")
+    sysfs.add_node(IGPU, "card1", "226:1")
+    sysfs.add_node(IGPU, "renderD128", "226:128")
+    assert kubenpuctl("devices", "--sysfs", sysfs.root) == 0
+    printed = capsys.readouterr()
+    assert printed.out == (
+        "DRIVER  PCI ID     ADDRESS       NODES          NUMA  VENDOR\n"
+        "i915    8086:5917  0000:00:02.0  226:1,226:128  0     i915\n"
+    )
+    assert printed.err == ""
+
+
+def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
+    sysfs.add_device("devices/platform/rknn", SAMPLES["11 rocket, parent of accel0"], "platform")
+    sysfs.add_node("devices/platform/rknn", "accel0", "261:0")
+    assert kubenpuctl("devices", "-o", "wide", "--sysfs", sysfs.root) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        "DRIVER",
+        "PCI",
+        "ID",
+        "ADDRESS",
+        "NODES",
+        "NUMA",
+        "VENDOR",
+        "SUBSYSTEM",
+        "SUBMITS",
+        "SYSFS",
+    ]
+    assert row.split() == ["-", "-", "rknn", "261:0", "-", "-", "accel", "-", f"{sysfs.root}/devices/platform/rknn"]
+
+
+def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
+    sysfs.add_device(IGPU, SAMPLES["01 intel igpu"], "pci", numa_node="-1")
+    sysfs.add_node(IGPU, "card0", "226:0")
+    assert kubenpuctl("devices", "--json", "--sysfs", sysfs.root) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "driver": "i915",
+            "pci_id": "8086:9A49",
+            "address": "0000:00:02.0",
+            "nodes": [{"name": "dri/card0", "major": 226, "minor": 0}],
+            "numa_node": None,
+            "vendor": "i915",
+            "subsystem": "drm",
+            "visibility": "always",
+            "sysfs_path": str(sysfs.root / IGPU),
+        }
+    ]
+
+
+@pytest.mark.parametrize(("words", "out"), [((), HEADER), (("--json",), "[]\n")])
+def test_no_devices_is_no_failure(
+    sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], out: str
+) -> None:
+    assert kubenpuctl("devices", "--sysfs", sysfs.root, *words) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out
+    assert f"{sysfs.root}/class/drm" in printed.err and "accel*" in printed.err
+
+
+def test_no_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubenpuctl("devices", "--json", "--sysfs", tmp_path / "nowhere") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "nowhere is not a directory" in printed.err
+
+
+def test_a_simulated_node_says_so(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
+    (sysfs.root / "kubenpu-simulated").touch()
+    sysfs.add_device("devices/platform/vgem", SAMPLES["15 vgem in 6.12"])
+    sysfs.add_node("devices/platform/vgem", "card0", "226:0")
+    assert kubenpuctl("devices", "--json", "--sysfs", sysfs.root) == 0
+    printed = capsys.readouterr()
+    assert isinstance(json.loads(printed.out), list)
+    assert "simulated node: these devices do not exist" in printed.err
+
+
+def test_terminal_escapes_are_shown_not_obeyed(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
+    sysfs.add_device("devices/platform/npu\x1b[2J\u202e", b"DRIVER=evil\x1b]0;owned\x07\xff\n")
+    sysfs.add_node("devices/platform/npu\x1b[2J\u202e", "accel0", "261:0")
+    assert kubenpuctl("devices", "-o", "wide", "--sysfs", sysfs.root) == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert r"evil\x1b]0;owned\x07\xff" in out and r"npu\x1b[2J\u202e" in out
+
+
+def test_a_bad_table_of_the_operator_is_reported(
+    sysfs: FakeSysfs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.toml").write_text("colour = 1")
+    assert kubenpuctl("devices", "--sysfs", sysfs.root, "--drivers-dir", tmp_path) == 0
+    assert f"{tmp_path}/bad.toml" in capsys.readouterr().err
+    assert kubenpuctl("drivers", "--drivers-dir", tmp_path) == 1
+    printed = capsys.readouterr()
+    assert "i915" in printed.out and f"{tmp_path}/bad.toml" in printed.err
+
+
+def test_drivers_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubenpuctl("drivers") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "NOTE"]
+    assert [line.split()[0] for line in lines[1:]] == sorted(line.split()[0] for line in lines[1:])
+    assert next(line.split()[2] for line in lines if line.startswith("amdgpu ")) == "partly"
+    assert kubenpuctl("drivers", "-o", "wide") == 0
+    assert "virtio-pci,virtio-mmio,virtio_gpu" in capsys.readouterr().out
+
+
+def test_drivers_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubenpuctl("drivers", "--json") == 0
+    tables = {table["driver"]: table for table in json.loads(capsys.readouterr().out)}
+    assert {"drm", "i915", "virtio_gpu", "vgem"} <= tables.keys()
+    assert tables["intel_vpu"]["subsystem"] == "accel"
+    assert tables["i915"]["visibility"] == "always"
+    submit = {"name": "DRM_IOCTL_I915_GEM_EXECBUFFER2_WR", "type": 0x64, "nr": 0x69, "kind": "submit"}
+    assert submit in tables["i915"]["ioctls"]
+
+
+def test_table_rendering() -> None:
+    text = output.render_table(("A", "B", "C"), [("long cell", None, ""), ("x", "y z", "\x1b[1m")])
+    assert text == "A          B    C\nlong cell  -    -\nx          y z  \\x1b[1m\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("é", "é"),
+        ("a\nb", r"a\nb"),
+        ("\x9b", r"\x9b"),
+        ("\udc80", r"\udc80"),
+        ("\u200b", r"\u200b"),
+    ],
+)
+def test_escape(text: str, shown: str) -> None:
+    assert output.escape(text) == shown
+
+
+def test_an_ascii_terminal_gets_escapes_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    output.print_table(("A",), [("é",)])
+    stream.flush()
+    assert raw.getvalue() == b"A\n\\xe9\n"

@@ -168,6 +168,26 @@ static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32
 	return now;
 }
 
+/* The first threads of a cgroup may race to create its storage: the kernel fails all but one of them, so those look
+ * again. */
+static __noinline struct knpu_cgroup_cells *storage_again(void)
+{
+	struct knpu_cgroup_cells *own = NULL;
+	int i;
+
+	for (i = 0; i < 3 && !own; i++)
+		own = bpf_cgrp_storage_get(&cgroup_cells, current_cgroup(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return own;
+}
+
+static __always_inline struct knpu_cgroup_cells *storage_of(struct cgroup *cgrp)
+{
+	struct knpu_cgroup_cells *own;
+
+	own = bpf_cgrp_storage_get(&cgroup_cells, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return own ? own : storage_again();
+}
+
 /* The cell that counts for the running task on device `slot`; NULL and *why when there is none. */
 static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32 *why)
 {
@@ -178,7 +198,7 @@ static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32
 
 	*why = KNPU_LOST_NO_STORAGE;
 	if (knpu_cgroup_storage)
-		own = bpf_cgrp_storage_get(&cgroup_cells, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		own = storage_of(cgrp);
 	else
 		own = cells_by_id(id);
 	if (!own || slot >= KNPU_DEVICE_SLOTS)

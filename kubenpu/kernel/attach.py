@@ -26,6 +26,7 @@ from kubenpu.model.sample import HookStatus
 HOOK = "drm_ioctl"
 OFF = "off"
 SIDES = ("enter", "exit")
+INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32
 _SELFTEST_RDEV = layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1
 _SELFTEST_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
@@ -73,6 +74,13 @@ class LoadRequest:
     mechanisms: tuple[str, ...]
     target: Target
     since_ns: int
+
+
+def object_path() -> Path:
+    """The compiled object: of the source tree this program runs from, else the installed one."""
+    machine = os.uname().machine
+    built = Path(__file__).parents[2] / "build" / "bpf" / machine / "drm_ioctl.bpf.o"
+    return built if built.exists() else INSTALLED_OBJECTS / "drm_ioctl.bpf.o"
 
 
 def explain(error: KernelError) -> str:
@@ -174,9 +182,14 @@ def _load_once(
             _attach(opened, request, mechanism)
 
 
+def has_cgroup_storage() -> bool:
+    """Whether the kernel has cgroup local storage (6.2 and later); without it a hash by cgroup id does the same."""
+    return bool(bpf.library().libbpf_probe_bpf_map_type(CGROUP_STORAGE_TYPE, None) == 1)
+
+
 def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs: set[str], keep_bodies: bool) -> None:
     """Chooses programs and knobs; reuses every map that is already pinned."""
-    storage = bpf.library().libbpf_probe_bpf_map_type(CGROUP_STORAGE_TYPE, None) == 1
+    storage = has_cgroup_storage()
     opened.keep_only(programs)
     opened.leave_out("cgroup_cells_by_id" if storage else "cgroup_cells")
     slots = request.slots
@@ -186,6 +199,7 @@ def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs:
             continue
         if path.exists():
             with bpf.Map.pinned(path) as existing:
+                _check_shape(name, opened.shape(name), existing.shape)
                 if name == "cells":
                     slots = existing.shape.max_entries - layout.DEVICE_SLOTS
                     opened.set_capacity("cells", existing.shape.max_entries)
@@ -199,6 +213,14 @@ def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs:
             "knpu_capture_names": int(facts.lockdown != "confidentiality"),
         }
     )
+
+
+def _check_shape(name: str, declared: tuple[int, int, int], pinned: bpf.MapShape) -> None:
+    if declared != (pinned.type, pinned.key_size, pinned.value_size):
+        raise KernelError(
+            f"the pinned map {name} has another shape than this version's",
+            "Restart kubenpu-probe (unload, load): totals since boot begin anew",
+        )
 
 
 def _pin_maps(opened: Object, pins: Pins, with_bodies: bool) -> None:

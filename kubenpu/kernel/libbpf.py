@@ -249,6 +249,11 @@ class Object:
             raise KernelError(f"the BPF object has no constant {', '.join(sorted(missing))}")
         return offsets
 
+    def shape(self, name: str) -> tuple[int, int, int]:
+        """Type number, key size and value size of a map as the object declares it."""
+        ask, which = self._lib, self._map(name)
+        return int(ask.bpf_map__type(which)), int(ask.bpf_map__key_size(which)), int(ask.bpf_map__value_size(which))
+
     def reuse(self, name: str, fd: int) -> None:
         """Uses an existing map in place of a new one. Its shape must fit."""
         result = self._lib.bpf_map__reuse_fd(self._map(name), fd)

@@ -214,12 +214,12 @@ class CounterStore:
     def _read_cgroups(self, wanted: set[int]) -> dict[int, CgroupRecord]:
         self._known = {i: r for i, r in self._known.items() if i in wanted}
         for cgroup_id in wanted - self._known.keys():
-            record = self._read_cgroup(cgroup_id)
+            record = self.read_cgroup(cgroup_id)
             if record is not None:
                 self._known[cgroup_id] = record
         return dict(self._known)
 
-    def _read_cgroup(self, cgroup_id: int) -> CgroupRecord | None:
+    def read_cgroup(self, cgroup_id: int) -> CgroupRecord | None:
         """None: the kernel had no room for it, or is writing it at this moment."""
         raw = self._maps["cgroups"].lookup(struct.pack("=Q", cgroup_id))
         if raw is None:

@@ -26,7 +26,7 @@ class PathIdentity:
 
     `driver` is `systemd`, `cgroupfs` or None; `runtime` only what the path itself shows; `pod_uid` in the spelling of
     the API (dashes) unless it never had them; `container_id` the outermost container; `qos` guaranteed, burstable or
-    besteffort; `unit` the systemd unit for work outside pods.
+    besteffort; `unit` the name that work outside pods is accounted to: the systemd unit where there is one.
     """
 
     path: str

@@ -51,7 +51,10 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The node now. `counting_since`: Unix time of the first attach of this boot's counters, None while off."""
+    """The node now. `counting_since`: Unix time of the first attach of this boot's counters, None while off.
+
+    `retired_early`: cgroups whose series ended before the retention time because counter cells ran short.
+    """
 
     version: str
     node: str
@@ -66,3 +69,4 @@ class View:
     slots_used: int
     slots_max: int
     index_rebuilds: int
+    retired_early: int = 0

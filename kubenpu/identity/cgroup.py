@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the text of a cgroup path says about whose work runs there.
+
+Owns the grammar of cgroup paths: pods under both kubelet drivers, containers of every runtime, systemd units, user
+sessions. Its data is the path alone, as the kernel or /proc/PID/cgroup spells it. It refuses to guess: it does no
+I/O, raises for no text whatever, and what it returns is a claim until a container runtime confirms it
+(kubenpu.identity.resolve), because a workload may give its own sub-cgroups any name.
+
+Everything is read from the root. The first pod segment is the pod, the container directly below it the container;
+outside pods the first container, service or session names the work. What is deeper was made by the workload itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+
+from kubenpu.model.identity import PathIdentity, PathKind
+
+NAME_MAX = 255
+"""Longest name of one cgroup; a longer segment is no cgroup, and never reaches the expressions below."""
+
+CONMON_UNIT = "conmon"
+"""What monitor processes are accounted to, wherever their cgroup is."""
+
+_DELETED = " (deleted)"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BARE_ID = re.compile(r"[0-9a-f]{64}")
+_LEAF = re.compile(r"(?P<form>[a-z]+(?:-[a-z]+)?)[-_](?P<id>[0-9a-f]{64})(?P<scope>\.scope)?")
+_MIXED = re.compile(r"[^:]+\.slice:(?P<form>[a-z-]+):(?P<id>[0-9a-f]{64})")
+_POD_SLICE = re.compile(
+    r"(?:[^:]*-)?kubepods(?:-(?P<qos>burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z][0-9A-Za-z_.-]*)\.slice(?::.*)?"
+)
+_POD_DIRECTORY = re.compile(r"pod(?P<uid>[0-9A-Za-z][0-9A-Za-z_.-]*)")
+_KUBEPODS_SLICE = re.compile(r"(?:.*-)?kubepods(?:-(?P<qos>burstable|besteffort))?\.slice")
+_SESSION = re.compile(r"session-.+\.scope|user@[0-9]+\.service")
+_APPTAINER = re.compile(r"apptainer-[0-9]+\.scope")
+_QOS = ("burstable", "besteffort")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a container-like name means, by its prefix: who made it, its kind below a pod and outside pods."""
+
+    runtime: str | None
+    in_pod: PathKind
+    outside: PathKind
+
+
+_FORMS: Mapping[str, _Form] = {
+    "cri-containerd": _Form("containerd", PathKind.POD_CONTAINER, PathKind.OTHER),
+    "crio": _Form("crio", PathKind.POD_CONTAINER, PathKind.OTHER),
+    "docker": _Form("docker", PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER),
+    "libpod": _Form("podman", PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER),
+    "libpod-payload": _Form("podman", PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER),
+    "nerdctl": _Form("containerd", PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER),
+    "runsc": _Form(None, PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER),
+    "kata": _Form("kata", PathKind.POD_SANDBOX_LEVEL, PathKind.OTHER),
+    "crio-conmon": _Form("crio", PathKind.CONMON, PathKind.CONMON),
+    "libpod-conmon": _Form("podman", PathKind.CONMON, PathKind.CONMON),
+}
+
+_BARE_FORMS: Mapping[str, _Form] = {
+    "docker": _FORMS["docker"],
+    "actions_job": _FORMS["docker"],
+    "k8s.io": _FORMS["cri-containerd"],
+    "vc": _FORMS["kata"],
+    "..": _Form(None, PathKind.POD_CONTAINER, PathKind.OTHER),
+}
+"""Bare 64-digit names by the directory they are in; elsewhere the runtime does not show."""
+
+_BARE_ELSEWHERE = _Form(None, PathKind.POD_CONTAINER, PathKind.PLAIN_CONTAINER)
+
+_NAMED_CONTAINERS: Mapping[str, tuple[str | None, str | None]] = {
+    "docker": ("docker", "cgroupfs"),
+    "default": ("containerd", "cgroupfs"),
+    "apptainer": (None, "cgroupfs"),
+    "lxc": (None, None),
+}
+"""Top directories whose children are containers without a 64-digit id: runtime and driver."""
+
+_REASONS: Mapping[PathKind, str] = {
+    PathKind.POD_CONTAINER: "first pod segment from the root, and the container directly below it",
+    PathKind.POD_SANDBOX_LEVEL: "first pod segment from the root, with no container of its own below it",
+    PathKind.CONMON: "monitor process of a container, not a workload",
+    PathKind.PLAIN_CONTAINER: "outermost container, below no pod segment",
+    PathKind.SYSTEMD_UNIT: "outermost systemd unit, below no pod segment",
+    PathKind.USER_SESSION: "below user.slice: all of it belongs to that user's session or manager",
+    PathKind.ROOT: "root cgroup: kernel threads and processes that no unit owns",
+    PathKind.OTHER: "no pod, and no container or unit form that is known for certain",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    id: str
+    word: str
+    form: _Form
+    systemd: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    uid: str
+    qos: str | None
+    systemd: bool
+
+
+def parse_path(path: str) -> PathIdentity:
+    """Say what one cgroup path claims. Takes any text, in time linear in its length.
+
+    Outside pods `unit` is the name the work is accounted to: the service or scope, `session-2.scope` or
+    `user@1000.service` for everything of a user, `docker-<12 digits>` for a container, `/` for the root, and the
+    nearest slice or top directory (`/slurm`) where there is nothing better. It is the outermost such name, so
+    nothing that a workload creates below itself changes it.
+    """
+    segments = _split(path)
+    if not segments:
+        return PathIdentity(path, PathKind.ROOT, unit="/")
+    found = _first_pod(segments)
+    return _in_pod(path, segments, *found) if found else _outside_pods(path, segments)
+
+
+def explain(identity: PathIdentity) -> str:
+    """How parse_path came to its answer, in plain words."""
+    return _REASONS[identity.kind]
+
+
+def maker(path: str) -> PathIdentity | None:
+    """Who other than root may have made the cgroup that names the pod (or the CRI container) of this path.
+
+    A container with a writable cgroup tree and a user's service manager can both create a directory with any name.
+    None: only slices, plain directories, root's own units or sessions are above, so the name can be asked about.
+    """
+    segments = _split(path)
+    found = _first_pod(segments)
+    index = found[0] if found else next((i for i, pair in enumerate(pairwise(["", *segments])) if _container(*pair)), 0)
+    above = parse_path("/" + "/".join(segments[:index]))
+    if above.kind is PathKind.USER_SESSION:
+        return None if segments[1:2] == ["user-0.slice"] else above
+    return above if above.kind is PathKind.PLAIN_CONTAINER or above.container_id else None
+
+
+def uid_key(uid: str) -> str:
+    """A pod UID in the spelling used for comparing: path and API differ in separators only."""
+    return uid.replace("-", "").replace("_", "")
+
+
+def _split(path: str) -> list[str]:
+    return [segment for segment in path.removesuffix(_DELETED).split("/") if segment]
+
+
+def _first_pod(segments: Sequence[str]) -> tuple[int, _Pod] | None:
+    grandparent = parent = ""
+    for index, segment in enumerate(segments):
+        if (pod := _pod(grandparent, parent, segment)) is not None:
+            return index, pod
+        grandparent, parent = parent, segment
+    return None
+
+
+def _pod(grandparent: str, parent: str, segment: str) -> _Pod | None:
+    if len(segment) > NAME_MAX:
+        return None
+    if match := _POD_SLICE.fullmatch(segment):
+        # The kubelet writes every "-" of a UID as "_" here; some older systems kept it.
+        return _Pod(match["uid"].replace("_", "-"), match["qos"] or "guaranteed", systemd=True)
+    if match := _POD_DIRECTORY.fullmatch(segment):
+        if parent == "kubepods":
+            return _Pod(match["uid"], "guaranteed", systemd=False)
+        if parent in _QOS and grandparent == "kubepods":
+            return _Pod(match["uid"], parent, systemd=False)
+        if parent == "docker" and _UUID.fullmatch(match["uid"]):
+            return _Pod(match["uid"], None, systemd=False)
+    return None
+
+
+def _container(parent: str, segment: str) -> _Container | None:
+    if len(segment) > NAME_MAX:
+        return None
+    if match := _LEAF.fullmatch(segment):
+        return _prefixed(match["form"], match["id"], systemd=match["scope"] is not None)
+    if match := _MIXED.fullmatch(segment):
+        return _prefixed(match["form"], match["id"], systemd=True)
+    if parent != "libpod_parent" and _BARE_ID.fullmatch(segment):
+        form = _BARE_FORMS.get(parent, _BARE_ELSEWHERE)
+        return _Container(segment, form.runtime or "container", form, systemd=False)
+    return None
+
+
+def _prefixed(prefix: str, container_id: str, systemd: bool) -> _Container | None:
+    form = _FORMS.get(prefix)
+    return _Container(container_id, form.runtime or prefix, form, systemd) if form else None
+
+
+def _in_pod(path: str, segments: Sequence[str], index: int, pod: _Pod) -> PathIdentity:
+    mixed = ":" in segments[index]
+    below = segments[index : index + 1] if mixed else segments[index + 1 : index + 2]
+    container = _container(segments[index], below[0]) if below else None
+    driver = "systemd" if pod.systemd else "cgroupfs"
+    if container is None:
+        return PathIdentity(path, PathKind.POD_SANDBOX_LEVEL, driver, pod_uid=pod.uid, qos=pod.qos)
+    kind = container.form.in_pod
+    runtime = container.form.runtime
+    if pod.systemd and container.word == "crio" and not container.systemd and kind is PathKind.POD_CONTAINER:
+        kind = PathKind.POD_SANDBOX_LEVEL  # CRI-O's cgroup of the sandbox itself: systemd driver, yet no .scope
+    if pod.qos is None:
+        runtime = runtime or "docker"
+    return PathIdentity(path, kind, driver, runtime, pod.uid, container.id, pod.qos)
+
+
+def _outside_pods(path: str, segments: Sequence[str]) -> PathIdentity:
+    unit = _unit(segments)
+    containers = [container for pair in pairwise(["", *segments]) if (container := _container(*pair))]
+    if containers:
+        outer, leaf = containers[0], containers[-1]
+        driver = "systemd" if leaf.systemd else "cgroupfs"
+        return PathIdentity(path, outer.form.outside, driver, outer.form.runtime, container_id=outer.id, unit=unit)
+    if segments[:2] == ["libpod_parent", "conmon"]:
+        return PathIdentity(path, PathKind.CONMON, "cgroupfs", "podman", unit=unit)
+    if any(segment.startswith("lxc.monitor.") for segment in segments):
+        return PathIdentity(path, PathKind.CONMON, unit=unit)
+    if (named := _named_container(segments)) is not None:
+        runtime, named_driver = named
+        return PathIdentity(path, PathKind.PLAIN_CONTAINER, named_driver, runtime, unit=unit)
+    if segments[0] == "user.slice":
+        return PathIdentity(path, PathKind.USER_SESSION, unit=unit)
+    if _is_systemd_unit(segments):
+        return PathIdentity(path, PathKind.SYSTEMD_UNIT, unit=unit)
+    top_driver, qos = _kubelet_level(segments)
+    return PathIdentity(path, PathKind.OTHER, top_driver, qos=qos, unit=unit)
+
+
+def _named_container(segments: Sequence[str]) -> tuple[str | None, str | None] | None:
+    if len(segments) > 1 and segments[0] in _NAMED_CONTAINERS:
+        return _NAMED_CONTAINERS[segments[0]]
+    if any(segment.startswith(("systemd-nspawn@", "lxc.payload.")) for segment in segments):
+        return None, None
+    if any(len(segment) <= NAME_MAX and _APPTAINER.fullmatch(segment) for segment in segments):
+        return None, "systemd"
+    return None
+
+
+def _is_systemd_unit(segments: Sequence[str]) -> bool:
+    slices = list(takewhile(_is_slice, segments))
+    below = segments[len(slices) :]
+    if not slices:
+        return segments == ["init.scope"]
+    if slices == ["system.slice"] and len(below) == 1 and below[0].endswith(".scope"):
+        return True
+    return bool(below) and below[0].endswith(".service")
+
+
+def _kubelet_level(segments: Sequence[str]) -> tuple[str | None, str | None]:
+    """Driver and QoS of a cgroup the kubelet keeps above its pods."""
+    last = segments[-1]
+    if len(last) <= NAME_MAX and (match := _KUBEPODS_SLICE.fullmatch(last)):
+        return "systemd", match["qos"]
+    if last == "kubepods":
+        return "cgroupfs", None
+    if last in _QOS and segments[-2:-1] == ["kubepods"]:
+        return "cgroupfs", last
+    return None, None
+
+
+def _unit(segments: Sequence[str]) -> str:
+    """The outermost name that work outside pods is accounted to."""
+    if segments[0] == "user.slice":
+        owner = (*segments, "")[2] if len(segments) > 1 else ""
+        return owner if len(owner) <= NAME_MAX and _SESSION.fullmatch(owner) else segments[:2][-1]
+    for parent, segment in pairwise(["", *segments]):
+        container = _container(parent, segment)
+        if (container and container.form.outside is PathKind.CONMON) or segment.startswith("lxc.monitor."):
+            return CONMON_UNIT
+        if container:
+            return f"{container.word}-{container.id[:12]}"
+        if segment.endswith((".service", ".scope")) or segment.startswith("lxc.payload."):
+            return segment
+        if parent == segments[0] and parent in _NAMED_CONTAINERS and not _BARE_ID.fullmatch(segment):
+            return f"{_NAMED_CONTAINERS[parent][0] or parent}-{segment}"
+    if segments[:2] == ["libpod_parent", "conmon"]:
+        return CONMON_UNIT
+    slices = list(takewhile(_is_slice, segments))
+    if slices:
+        return slices[-1]
+    return next((f"/{segment}" for segment in segments if segment != ".."), "/")
+
+
+def _is_slice(segment: str) -> bool:
+    return segment.endswith(".slice")

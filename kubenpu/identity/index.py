@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of cgroups by their id, from the mounted cgroup2 file system: for ids whose name the kernel could not capture.
+
+Owns one table, id -> path, replaced as a whole by each walk. Its data are directory entries only: the inode number
+of a cgroup directory is the id that eBPF sees (64-bit kernels since 5.5). It refuses to open control files, to follow
+links and to give up because a directory vanished or may not be read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT_CGROUP_ID = 1
+GONE_MAX = 65536
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class CgroupIndex:
+    """Paths of the cgroups below one mount, relative to it (`/` is the mount itself). `rebuilds` counts the walks."""
+
+    def __init__(self, mount: Path) -> None:
+        self._mount = mount
+        self._paths: dict[int, str] = {}
+        self._gone: set[int] = set()
+        self.rebuilds = 0
+
+    def path(self, cgroup_id: int) -> str | None:
+        """The path of a cgroup that was seen at work, None when it is gone.
+
+        Walks only for an id that it has not been asked about: ids are not reused, so what is gone stays gone.
+        """
+        if cgroup_id not in self._paths and cgroup_id not in self._gone:
+            self._paths = dict(_walk(self._mount))
+            self.rebuilds += 1
+            if cgroup_id not in self._paths:
+                if len(self._gone) >= GONE_MAX:
+                    self._gone.clear()
+                self._gone.add(cgroup_id)
+        return self._paths.get(cgroup_id)
+
+
+def find_cgroup2_mount(proc_mounts: str) -> Path | None:
+    """Where cgroup2 is mounted, from the text of /proc/self/mounts; None on a host without it (pure cgroup v1)."""
+    for line in proc_mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 3 and fields[2] == "cgroup2":
+            return Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
+    return None
+
+
+def sees_whole_tree(mount: Path) -> bool:
+    """Whether the mount shows the host's root cgroup. If not, this process is in a cgroup namespace (kind, k3d)."""
+    try:
+        return mount.stat().st_ino == ROOT_CGROUP_ID
+    except OSError:
+        return False
+
+
+def alive(mount: Path, path: str, cgroup_id: int) -> bool:
+    """Whether the cgroup still exists: its path leads to the same id. What may not be looked at counts as alive."""
+    try:
+        return (mount / path.lstrip("/")).stat().st_ino == cgroup_id
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+
+
+def _walk(mount: Path) -> Iterator[tuple[int, str]]:
+    """Every cgroup of the tree. A directory that goes away or refuses to be read is left out, the rest is not."""
+    try:
+        yield mount.stat().st_ino, "/"
+    except OSError:
+        return
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(mount / above.lstrip("/")) as entries:
+                children = [(entry.inode(), entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for inode, name in children:
+            yield inode, f"{above}/{name}"
+            waiting.append(f"{above}/{name}")

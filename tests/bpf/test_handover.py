@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacing the object under load, reopening the pins, merging cells, and being killed in the middle of it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel.libbpf import Messages, Object
+from kubenpu.kernel.store import CounterStore
+from kubenpu.model.errors import KernelError
+from kubenpu.model.kinds import Kind
+from kubenpu.model.sample import CellMerge, DeviceRule
+from tests.bpf.conftest import RENDER, SUBMIT, Hooked, cells_by_cgroup, cgroup_id, command, conserved, finish, kinds
+
+
+def test_replacing_the_object_under_load_is_exact(hooked: Hooked) -> None:
+    store = hooked.ready()
+    place = hooked.cgroup("load")
+    flood = hooked.start(RENDER, command(SUBMIT), 300_000, 4, 7, cgroup=place)
+    swaps = 0
+    while flood.poll() is None and swaps < 50:
+        assert hooked.load() == "uprobe"
+        swaps += 1
+    tally = finish(flood)
+    assert swaps >= 5
+    counts = cells_by_cgroup(store.read())[cgroup_id(place)].counts
+    assert counts.calls[Kind.SUBMIT] == tally == 1_200_000
+    assert counts.errors[Kind.SUBMIT] == 4 * (300_000 // 7)
+    assert set(store.read().losses.values()) == {0}
+
+
+def test_reopened_pins_show_the_same_totals(hooked: Hooked) -> None:
+    hooked.ready()
+    hooked.run(RENDER, command(SUBMIT), 1000, 1)
+    again = hooked.open()
+    assert again.slots() == {0: "0000:00:02.0"}
+    hooked.run(RENDER, command(SUBMIT), 1, 1)
+    (cell,) = again.read().cells
+    assert cell.counts.calls[Kind.SUBMIT] == 1001
+
+
+def test_slots_are_remembered_and_end(hooked: Hooked) -> None:
+    store = hooked.ready()
+    assert [store.assign_slot(f"d{i}") for i in range(layout.SELFTEST_SLOT - 1)] == list(range(1, layout.SELFTEST_SLOT))
+    assert store.assign_slot("one too many") is None
+    assert store.assign_slot("d5") == 6
+
+
+def test_a_node_beyond_the_table_is_refused(hooked: Hooked) -> None:
+    store = hooked.ready()
+    rule = DeviceRule(226, layout.DRM_MINORS, 0, kinds())
+    assert store.write_rules([rule]) == [rule]
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL at one instruction."""
+
+
+@pytest.mark.parametrize("dies_at", range(1, 7))
+def test_a_merge_killed_anywhere_is_finished_or_never_happened(
+    hooked: Hooked, dies_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = hooked.ready()
+    place = hooked.cgroup("gone")
+    hooked.run(RENDER, command(SUBMIT), 30, 1, 3, cgroup=place)
+    place.rmdir()
+    (cell,) = store.read().cells
+    steps = _merge_dying_at(store, CellMerge(cell.index, cell.device), dies_at, monkeypatch)
+    sample = hooked.open().read()
+    assert sum(c.counts.calls[Kind.SUBMIT] for c in sample.cells) == 30
+    assert sum(c.counts.errors[Kind.SUBMIT] for c in sample.cells) == 10
+    assert steps == min(dies_at, 5), "a merge has five writes"
+    assert sample.slots_used == (1 if dies_at == 1 else 0)
+    conserved(sample)
+
+
+def _merge_dying_at(store: CounterStore, merge: CellMerge, dies_at: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs store.merge() with a trap at its n-th write to shared memory; returns how many writes were begun."""
+    begun = 0
+
+    def step() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == dies_at:
+            raise KilledError
+
+    class View:
+        def __init__(self, view: memoryview) -> None:
+            self._view = view
+
+        def __getitem__(self, key: int) -> int:
+            return int(self._view[key])
+
+        def __setitem__(self, key: object, value: object) -> None:
+            step()
+            self._view[key] = value  # type: ignore[index,call-overload]  # slices and indexes alike
+
+    journal = store._set_journal
+    cells, words = store._cells, store._words
+    monkeypatch.setattr(store, "_set_journal", lambda valid: (step(), journal(valid)))
+    monkeypatch.setattr(store, "_cell", lambda i: layout.Cell.from_buffer_copy(cells, i * ctypes.sizeof(layout.Cell)))
+    monkeypatch.setattr(store, "_cells", View(cells))
+    monkeypatch.setattr(store, "_words", View(words))
+    try:
+        store.merge(merge)
+    except KilledError:
+        pass
+    finally:
+        monkeypatch.undo()
+    return begun
+
+
+def test_recovery_does_not_free_a_cell_that_was_claimed_again(hooked: Hooked) -> None:
+    store = hooked.ready()
+    place = hooked.cgroup("old")
+    hooked.run(RENDER, command(SUBMIT), 30, 1, cgroup=place)
+    (cell,) = store.read().cells
+    stale = layout.Journal(1, cell.cgroup_id + 1, cell.index, 0, layout.Cell(slot1=1))
+    store._journal[: ctypes.sizeof(stale)] = bytes(stale)
+    sample = hooked.open().read()
+    assert cells_by_cgroup(sample)[cell.cgroup_id].counts.calls[Kind.SUBMIT] == 30
+
+
+def test_merging_frees_the_cell_for_others(hooked: Hooked) -> None:
+    hooked.slots = 64
+    store = hooked.ready()
+    places = [hooked.cgroup(f"c{i}") for i in range(65)]
+    for place in places:
+        hooked.run(RENDER, command(SUBMIT), 1, 1, cgroup=place)
+    assert store.read().after[0].lost["slots_full"] == 1
+    gone = cells_by_cgroup(store.read())[cgroup_id(places[0])]
+    places[0].rmdir()
+    store.merge(CellMerge(gone.index, gone.device))
+    store.forget_cgroups([gone.cgroup_id])
+    store.reopen_search()
+    hooked.run(RENDER, command(SUBMIT), 5, 1, cgroup=places[64])
+    sample = store.read()
+    assert cells_by_cgroup(sample)[cgroup_id(places[64])].counts.calls[Kind.SUBMIT] == 5
+    assert gone.cgroup_id not in store.recorded_cgroups()
+    conserved(sample)
+
+
+def test_the_object_fits_the_decoder_and_a_difference_is_refused(
+    hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Object(attach.object_path(), Messages()) as opened:
+        assert layout.differences(opened.structs(layout.STRUCTS)) == []
+
+    class Other(ctypes.Structure):
+        _fields_ = (("hint", ctypes.c_uint64), ("full", ctypes.c_uint64))
+
+    monkeypatch.setitem(layout.STRUCTS, "knpu_alloc", Other)  # type: ignore[arg-type]  # declared as read-only
+    with pytest.raises(KernelError, match="knpu_alloc: members"):
+        hooked.load()
+
+
+def test_unloading_leaves_nothing(hooked: Hooked) -> None:
+    hooked.ready()
+    removed = attach.unload(hooked.pins)
+    assert "drm_ioctl_enter_link" in removed
+    assert not hooked.pins.directory.exists()
+    with pytest.raises(KernelError, match="kubenpu-probe load"):
+        CounterStore(hooked.pins.directory)
+
+
+def test_a_half_attached_hook_is_taken_off_and_attached_anew(hooked: Hooked) -> None:
+    store = hooked.ready()
+    hooked.run(RENDER, command(SUBMIT), 10, 1)
+    hooked.pins.link(attach.HOOK, "exit").unlink()
+    assert hooked.load() == "uprobe"
+    hooked.run(RENDER, command(SUBMIT), 10, 1, 2)
+    (cell,) = store.read().cells
+    assert (cell.counts.calls[Kind.SUBMIT], cell.counts.errors[Kind.SUBMIT]) == (20, 5)
+
+
+def test_a_pinned_map_of_another_shape_is_refused(hooked: Hooked) -> None:
+    hooked.ready()
+    path = hooked.pins.map("alloc")
+    path.unlink()
+    with Object(attach.object_path(), Messages()) as opened:
+        opened.keep_only(set())
+        opened.leave_out("cgroup_cells_by_id")
+        opened.load()
+        bpf.pin(opened.map_fd("journal"), path)
+    with pytest.raises(KernelError, match="different versions"):
+        hooked.open()
+    with pytest.raises(KernelError):
+        hooked.load()

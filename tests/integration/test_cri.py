@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CRI over real gRPC and real sockets: answers, absences, runtimes that are slow, silent, wrong or being restarted."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kubenpu.identity import cri_pb2
+from kubenpu.identity.cri import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    SEARCH_EVERY_S,
+    ContainerInfo,
+    CriClient,
+    Runtimes,
+    RuntimeVersion,
+    SandboxInfo,
+    backoff_s,
+    find_sockets,
+)
+from kubenpu.identity.resolve import Resolver
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import OwnerKind
+from tests.fakes.cri_server import FakeCri, FakePod, silent_socket
+
+A, BOX = "a" * 64, "c" * 64
+UID = "11111111-2222-3333-4444-555555555555"
+PATH = f"/kubepods/burstable/pod{UID}/{A}"
+SHORT_S = 0.3
+PATIENCE_S = 10.0
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FakeCri]:
+    fake = FakeCri(tmp_path / "cri.sock", [FakePod(UID, "train-0", "ml", BOX, {A: "worker"})])
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def client(server: FakeCri) -> Iterator[CriClient]:
+    one = CriClient(server.path, PATIENCE_S)
+    yield one
+    one.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "the condition was never met"
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    started = time.monotonic()
+    action()
+    return time.monotonic() - started
+
+
+def test_container_and_sandbox(client: CriClient) -> None:
+    assert client.container(A) == ContainerInfo(A, "worker", "ml", "train-0", UID)
+    assert client.sandbox(BOX) == SandboxInfo(BOX, "ml", "train-0", UID)
+    assert client.sandbox_of_pod(UID) == SandboxInfo(BOX, "ml", "train-0", UID)
+    assert client.version() == RuntimeVersion("containerd", "fake")
+
+
+def test_absent_is_none(client: CriClient) -> None:
+    assert client.container(BOX) is None
+    assert client.sandbox(A) is None
+    assert client.sandbox_of_pod("other") is None
+
+
+def test_answer_for_a_prefix_is_no_answer(client: CriClient) -> None:
+    assert client.container(A[:12]) is None
+    assert client.sandbox(BOX[:12]) is None
+
+
+def test_user_labels_of_a_pod_cannot_rename_it(server: FakeCri, client: CriClient) -> None:
+    server.pods[0].labels = {"app": "x\n", "io.kubernetes.container.name": "mine"}
+    sandbox = client.sandbox(BOX)
+    assert sandbox is not None
+    assert (sandbox.namespace, sandbox.pod) == ("ml", "train-0")
+
+
+def test_hostile_names_arrive_cleaned(server: FakeCri, client: CriClient) -> None:
+    server.pods[0] = FakePod(UID, "p\n" + "x" * 400, 'n"\x1b[0m', BOX, {A: "größe\u202e"})
+    container = client.container(A)
+    assert container is not None
+    assert (container.namespace, container.name) == ('n"\ufffd[0m', "größe\ufffd")
+    assert container.pod == "p\ufffd" + "x" * 251
+
+
+def test_sandbox_without_kubelet_labels_is_named_by_its_metadata(server: FakeCri, client: CriClient) -> None:
+    server.pods[0].labels = {key: "" for key in server.pods[0].sandbox_labels()}
+    assert client.sandbox(BOX) == SandboxInfo(BOX, "ml", "train-0", UID)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "gone"),
+        (grpc.StatusCode.UNKNOWN, "Error: No such container: aaa"),
+        (grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService"),
+    ],
+)
+def test_errors_that_mean_absent(server: FakeCri, client: CriClient, code: grpc.StatusCode, text: str) -> None:
+    server.error = (code, text)
+    assert client.container(A) is None
+
+
+def test_socket_that_is_no_cri(server: FakeCri, client: CriClient) -> None:
+    server.error = (grpc.StatusCode.UNIMPLEMENTED, "unknown service")
+    with pytest.raises(SourceError, match="does not speak CRI v1"):
+        client.version()
+
+
+def test_other_errors_are_no_answer_and_no_reason_to_wait(server: FakeCri, client: CriClient) -> None:
+    server.error = (grpc.StatusCode.INTERNAL, "boom\n" + "x" * 1000)
+    with pytest.raises(SourceError, match="INTERNAL: boom\ufffd") as caught:
+        client.container(A)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    server.error = None
+    assert client.container(A) is not None
+
+
+def test_answers_larger_than_grpc_allows_by_default(server: FakeCri, client: CriClient) -> None:
+    server.pods[0].labels = {"big": "x" * (6 << 20)}
+    assert client.container(A) is not None
+
+
+def test_runtime_that_hangs_costs_one_deadline_then_nothing(server: FakeCri) -> None:
+    server.hang = True
+    clock = Clock()
+    one = CriClient(server.path, SHORT_S, clock)
+
+    def ask() -> None:
+        with pytest.raises(SourceError):
+            one.container(A)
+
+    assert SHORT_S <= seconds_of(ask) < SHORT_S + 2
+    trouble = one.trouble
+    assert "DEADLINE_EXCEEDED" in trouble
+    assert seconds_of(ask) < SHORT_S / 2, "during the back-off the runtime is not asked"
+    assert one.trouble == trouble, "the back-off does not hide why"
+    assert server.calls["ContainerStatus"] == 1
+    server.hang = False
+    server.release()
+    clock.now += backoff_s(1)
+    assert one.container(A) is not None
+    assert one.trouble == ""
+    one.close()
+
+
+def test_back_off_doubles_and_an_answer_ends_it(server: FakeCri) -> None:
+    clock = Clock()
+    one = CriClient(server.path, PATIENCE_S, clock)
+    server.error = (grpc.StatusCode.UNAVAILABLE, "server is not initialized yet")
+    for failures in (1, 2, 3):
+        for _ in range(2):
+            with pytest.raises(SourceError):
+                one.container(A)
+        assert server.calls["ContainerStatus"] == failures
+        clock.now += backoff_s(failures) + 0.001
+    server.error = None
+    assert one.container(A) is not None
+    server.error = (grpc.StatusCode.UNAVAILABLE, "again")
+    with pytest.raises(SourceError, match="UNAVAILABLE"):
+        one.container(A)
+    clock.now += BACKOFF_FIRST_S + 0.001
+    with pytest.raises(SourceError, match="UNAVAILABLE"):
+        one.container(A)
+    one.close()
+
+
+def test_back_off_is_bounded() -> None:
+    assert backoff_s(1) == BACKOFF_FIRST_S
+    assert backoff_s(10**6) == BACKOFF_MAX_S
+
+
+def test_deadline_of_the_caller_is_kept(server: FakeCri, client: CriClient) -> None:
+    server.hang = True
+
+    def ask() -> None:
+        with pytest.raises(SourceError, match="DEADLINE_EXCEEDED"):
+            client.container(A, SHORT_S)
+
+    assert seconds_of(ask) < SHORT_S + 2
+
+
+def test_silent_socket_does_not_keep_the_answer_of_another(server: FakeCri, tmp_path: Path) -> None:
+    with silent_socket(tmp_path / "silent.sock"):
+        silent = CriClient(tmp_path / "silent.sock", SHORT_S)
+        good = CriClient(server.path, PATIENCE_S)
+        resolver = Resolver(lambda: (silent, good))
+        first = seconds_of(lambda: resolver.resolve(PATH))
+        answer = resolver.resolve(PATH)
+        assert (answer.owner.kind, answer.owner.container) == (OwnerKind.POD, "worker")
+        assert SHORT_S <= first < SHORT_S + 2
+        assert seconds_of(lambda: [resolver.resolve(PATH) for _ in range(20)]) < first + 1
+        silent.close()
+        good.close()
+
+
+def test_no_socket_fails_at_once(tmp_path: Path) -> None:
+    one = CriClient(tmp_path / "no such.sock", PATIENCE_S)
+
+    def ask() -> None:
+        with pytest.raises(SourceError, match="UNAVAILABLE") as caught:
+            one.container(A)
+        assert "active" in caught.value.remedy
+
+    assert seconds_of(ask) < PATIENCE_S / 2
+    one.close()
+
+
+def test_restarted_runtime_is_found_again(server: FakeCri) -> None:
+    clock = Clock()
+    one = CriClient(server.path, PATIENCE_S, clock)
+    assert one.container(A) is not None
+    server.stop()
+    with pytest.raises(SourceError):
+        one.container(A)
+    server.start()
+
+    def answers() -> bool:
+        clock.now += BACKOFF_MAX_S
+        try:
+            return one.container(A) is not None
+        except SourceError:
+            return False
+
+    until(answers)
+    one.close()
+
+
+def test_socket_path_with_odd_characters(tmp_path: Path) -> None:
+    fake = FakeCri(tmp_path / "a b%41.sock", [FakePod(UID, "p", "n", BOX, {A: "c"})])
+    real = tmp_path / "plain.sock"
+    fake.path, odd = real, fake.path
+    fake.start()
+    odd.symlink_to(real)
+    one = CriClient(odd, PATIENCE_S)
+    assert one.container(A) is not None
+    one.close()
+    fake.stop()
+
+
+def test_search_counts_a_linked_socket_once_and_takes_no_plain_file(server: FakeCri, tmp_path: Path) -> None:
+    (tmp_path / "link.sock").symlink_to(server.path)
+    (tmp_path / "file.sock").write_text("")
+    (tmp_path / "dangling.sock").symlink_to(tmp_path / "nowhere")
+    known = [server.path, *(tmp_path / name for name in ("link.sock", "file.sock", "dangling.sock", "none.sock"))]
+    assert find_sockets(None, known) == [server.path]
+    assert find_sockets([tmp_path / "none.sock"], known) == [tmp_path / "none.sock"]
+
+
+def test_runtime_that_appears_later_is_used_and_one_that_goes_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    fake = FakeCri(tmp_path / "late.sock")
+    runtimes = Runtimes(None, SHORT_S, clock, [fake.path])
+    assert runtimes.clients() == ()
+    fake.start()
+    assert runtimes.clients() == ()
+    clock.now += SEARCH_EVERY_S
+    (one,) = runtimes.clients()
+    assert one.version().name == "containerd"
+    fake.stop()
+    clock.now += SEARCH_EVERY_S
+    assert runtimes.clients() == (one,)
+    runtimes.close()
+
+
+def test_a_thousand_containers_each_to_its_own(tmp_path: Path) -> None:
+    pods = [
+        FakePod(f"00000000-0000-0000-0000-{n:012x}", f"pod-{n}", "load", f"{n:064x}", {f"{n + 4096:064x}": f"c-{n}"})
+        for n in range(1000)
+    ]
+    fake = FakeCri(tmp_path / "many.sock", pods)
+    fake.start()
+    one = CriClient(fake.path, PATIENCE_S)
+    resolver = Resolver(lambda: [one])
+    paths = {f"/kubepods/pod{pod.uid}/{container}": pod for pod in pods for container in pod.containers}
+    answers = resolver.resolve_many(dict.fromkeys(paths, 0), deadline_s=60)
+    assert {path: answer.owner.pod for path, answer in answers.items()} == {p: pod.name for p, pod in paths.items()}
+    one.close()
+    fake.stop()
+
+
+def test_stand_alone_process_reads_its_pods_again(tmp_path: Path) -> None:
+    pods = tmp_path / "pods.json"
+    pods.write_text("[]", encoding="utf-8")
+    command = [sys.executable, "-m", "tests.fakes.cri_server", "--socket", str(tmp_path / "s"), "--pods", str(pods)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("serving 0 pods")
+            one = CriClient(tmp_path / "s", PATIENCE_S)
+            assert one.container(A) is None
+            pods.write_text(
+                f'[{{"uid": "{UID}", "name": "p", "namespace": "n", "sandbox_id": "{BOX}",'
+                f' "containers": {{"{A}": "c"}}}}]',
+                encoding="utf-8",
+            )
+            os.kill(process.pid, signal.SIGHUP)
+            until(lambda: one.container(A) is not None)
+            one.close()
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_type_stub_says_what_the_messages_have() -> None:
+    stub = Path(cri_pb2.__file__).with_suffix(".pyi")
+    stubbed = {
+        node.name: {
+            item.target.id
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    messages = cri_pb2.DESCRIPTOR.message_types_by_name  # type: ignore[attr-defined]  # the stub leaves it out
+    assert stubbed == {name: set(message.fields_by_name) for name, message in messages.items()}

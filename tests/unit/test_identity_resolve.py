@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is believed: runtimes that confirm, deny, contradict or do not answer, and workloads that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from kubenpu.identity.cri import ContainerInfo, SandboxInfo
+from kubenpu.identity.resolve import GIVE_UP_S, REMEMBERED_PODS, RETRY_S, Resolver, next_retry_s
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import Owner, OwnerKind
+
+A, B, BOX, INNER = "a" * 64, "b" * 64, "c" * 64, "d" * 64
+UID, UID_B = "11111111-2222-3333-4444-555555555555", "99999999-8888-7777-6666-555555555555"
+SLICE = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
+PATH, PATH_BOX = f"{SLICE}/cri-containerd-{A}.scope", f"{SLICE}/cri-containerd-{BOX}.scope"
+PATH_B = f"/kubepods/burstable/pod{UID_B}/{B}"
+LAST = len(RETRY_S)
+
+TRAIN = Owner(OwnerKind.POD, "ml", "train-0", "worker", UID, A)
+TRAIN_POD = Owner(OwnerKind.POD, "ml", "train-0", "", UID, "")
+WEB = Owner(OwnerKind.POD, "web", "shop", "nginx", UID_B, B)
+
+
+@dataclass
+class FakeRuntime:
+    """Knows two pods unless told otherwise; `down` raises, `takes_s` moves the clock at each call."""
+
+    name: str = "/run/a.sock"
+    containers: dict[str, ContainerInfo] = field(
+        default_factory=lambda: {
+            A: ContainerInfo(A, "worker", "ml", "train-0", UID),
+            B: ContainerInfo(B, "nginx", "web", "shop", UID_B),
+        }
+    )
+    sandboxes: dict[str, SandboxInfo] = field(default_factory=lambda: {BOX: SandboxInfo(BOX, "ml", "train-0", UID)})
+    down: bool = False
+    spend: Callable[[], None] = lambda: None
+    asked: list[str] = field(default_factory=list)
+    timeouts: list[float | None] = field(default_factory=list)
+
+    def _ask(self, what: str, timeout_s: float | None) -> None:
+        self.asked.append(what)
+        self.timeouts.append(timeout_s)
+        self.spend()
+        if self.down:
+            raise SourceError(f"{self.name} is down")
+
+    def container(self, container_id: str, timeout_s: float | None = None) -> ContainerInfo | None:
+        self._ask(container_id, timeout_s)
+        return self.containers.get(container_id)
+
+    def sandbox(self, sandbox_id: str, timeout_s: float | None = None) -> SandboxInfo | None:
+        self._ask(sandbox_id, timeout_s)
+        return self.sandboxes.get(sandbox_id)
+
+    def sandbox_of_pod(self, pod_uid: str, timeout_s: float | None = None) -> SandboxInfo | None:
+        self._ask(pod_uid, timeout_s)
+        return next((box for box in self.sandboxes.values() if box.pod_uid == pod_uid), None)
+
+
+def resolver(*runtimes: FakeRuntime, nested_node: bool = False) -> Resolver:
+    return Resolver(lambda: runtimes, nested_node)
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        (PATH, TRAIN),
+        (PATH + "/container", TRAIN),
+        (PATH + "/user/workers", TRAIN),
+        (PATH_B, WEB),
+        (PATH_BOX, TRAIN_POD),
+        (SLICE, TRAIN_POD),
+        (f"/kubepods/pod{UID}/kata_{BOX}", TRAIN_POD),
+        (f"{SLICE}/crio-{BOX}", TRAIN_POD),
+        (f"/system.slice/cri-containerd-{A}.scope", TRAIN),
+        (f"/k8s.io/{BOX}", TRAIN_POD),
+    ],
+)
+def test_confirmed_by_the_runtime(path: str, owner: Owner) -> None:
+    answer = resolver(FakeRuntime()).resolve(path)
+    assert (answer.owner, answer.final) == (owner, True)
+    assert "/run/a.sock" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        ("/", "/"),
+        ("/system.slice/containerd.service", "containerd.service"),
+        ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
+        (f"/docker/{A}", "docker-aaaaaaaaaaaa"),
+        ("/slurm/uid_1/job_2", "/slurm"),
+        (f"{SLICE}/crio-conmon-{A}.scope", "conmon"),
+        ("/system.slice/a\x1b[2J\udcff\n.service", "a\ufffd[2J\ufffd\ufffd.service"),
+    ],
+)
+def test_outside_pods_no_runtime_is_asked(path: str, unit: str) -> None:
+    runtime = FakeRuntime()
+    answer = resolver(runtime).resolve(path)
+    assert (answer.owner, answer.final, runtime.asked) == (Owner(OwnerKind.HOST, unit=unit), True, [])
+
+
+def test_forged_pod_below_a_container_stays_with_the_container() -> None:
+    assert resolver(FakeRuntime()).resolve(PATH + PATH_B).owner == TRAIN
+
+
+def test_forged_pod_below_a_container_that_is_gone_is_nobody_elses() -> None:
+    runtime = FakeRuntime(sandboxes={})
+    del runtime.containers[A]
+    for attempt in range(LAST + 1):
+        answer = resolver(runtime).resolve(PATH + PATH_B, attempt)
+        assert answer.owner == Owner(OwnerKind.UNKNOWN, pod_uid=UID, container_id=A)
+    assert B not in runtime.asked
+
+
+@pytest.mark.parametrize(
+    ("above", "unit"),
+    [
+        ("/user.slice/user-1000.slice/user@1000.service", "user@1000.service"),
+        (f"/docker/{INNER}", "docker-dddddddddddd"),
+    ],
+)
+def test_pod_named_below_a_user_or_container_is_theirs(above: str, unit: str) -> None:
+    runtime = FakeRuntime()
+    for path in (above + PATH_B, f"{above}/cri-containerd-{B}.scope"):
+        assert resolver(runtime).resolve(path).owner == Owner(OwnerKind.HOST, unit=unit)
+    assert runtime.asked == []
+
+
+def test_nested_node_has_its_pods_below_a_container() -> None:
+    nested = resolver(FakeRuntime(), nested_node=True)
+    assert nested.resolve(f"/docker/{INNER}/kubelet{PATH}").owner == TRAIN
+    assert nested.resolve("/user.slice/user-9.slice/user@9.service" + PATH).owner.kind is OwnerKind.HOST
+
+
+def test_right_container_in_the_wrong_pod_is_refused_for_good() -> None:
+    answer = resolver(FakeRuntime()).resolve(f"{SLICE}/cri-containerd-{B}.scope")
+    assert (answer.owner.kind, answer.final) == (OwnerKind.UNKNOWN, True)
+    assert "another pod" in answer.reason
+
+
+@pytest.mark.parametrize("pod_uid", ["", UID_B])
+def test_label_must_name_the_pod_of_the_path(pod_uid: str) -> None:
+    runtime = FakeRuntime(containers={A: ContainerInfo(A, "worker", "ml", "train-0", pod_uid)})
+    assert resolver(runtime).resolve(PATH).owner.kind is OwnerKind.UNKNOWN
+
+
+def test_container_without_pod_label_is_no_pod() -> None:
+    runtime = FakeRuntime(containers={A: ContainerInfo(A, "worker", "", "", "")})
+    assert resolver(runtime).resolve(f"/system.slice/cri-containerd-{A}.scope").owner.kind is OwnerKind.UNKNOWN
+
+
+def test_container_named_by_docker_as_sandbox_is_the_pod_as_a_whole() -> None:
+    runtime = FakeRuntime(containers={BOX: ContainerInfo(BOX, "", "ml", "train-0", UID)})
+    assert resolver(runtime).resolve(PATH_BOX).owner == TRAIN_POD
+
+
+def test_unknown_container_is_asked_again_then_given_up() -> None:
+    one = resolver(FakeRuntime(containers={}, sandboxes={}))
+    answers = [one.resolve(PATH, attempt) for attempt in range(LAST + 1)]
+    assert [answer.final for answer in answers] == [False] * LAST + [True]
+    assert {answer.owner for answer in answers} == {Owner(OwnerKind.UNKNOWN, pod_uid=UID, container_id=A)}
+
+
+def test_container_that_appears_later_is_found() -> None:
+    runtime = FakeRuntime(containers={}, sandboxes={})
+    one = resolver(runtime)
+    assert not one.resolve(PATH, 0).final
+    runtime.containers[A] = ContainerInfo(A, "worker", "ml", "train-0", UID)
+    assert one.resolve(PATH, 1).owner == TRAIN
+
+
+def test_container_gone_before_the_first_question_belongs_to_its_pod() -> None:
+    runtime = FakeRuntime(containers={})
+    one = resolver(runtime)
+    assert not one.resolve(PATH, 0).final
+    runtime.sandboxes.clear()  # the pod goes too, but it was confirmed
+    answer = one.resolve(PATH, LAST)
+    assert (answer.owner, answer.final) == (TRAIN_POD, True)
+    assert one.resolve(SLICE).owner == TRAIN_POD
+
+
+def test_cri_container_without_pod_and_runtime_is_of_the_host_in_the_end() -> None:
+    one = resolver(FakeRuntime(containers={}, sandboxes={}))
+    path = f"/system.slice/cri-containerd-{A}.scope"
+    assert one.resolve(path, 0).owner.kind is OwnerKind.UNKNOWN
+    assert one.resolve(path, LAST).owner == Owner(OwnerKind.HOST, unit="containerd-aaaaaaaaaaaa")
+
+
+def test_runtime_that_is_down_is_never_taken_as_a_denial() -> None:
+    answer = resolver(FakeRuntime(down=True)).resolve(PATH, 1000)
+    assert (answer.owner.kind, answer.final, answer.reason) == (OwnerKind.UNKNOWN, False, "/run/a.sock is down")
+
+
+def test_no_runtime_at_all_is_not_final() -> None:
+    answer = resolver().resolve(PATH, 1000)
+    assert (answer.owner.kind, answer.final) == (OwnerKind.UNKNOWN, False)
+
+
+def test_several_runtimes_any_may_confirm_and_all_must_deny() -> None:
+    down, empty = FakeRuntime("/run/down.sock", down=True), FakeRuntime("/run/empty.sock", {}, {})
+    assert resolver(down, empty, FakeRuntime()).resolve(PATH).owner == TRAIN
+    assert resolver(down, empty).resolve(PATH, LAST).final is False
+    assert resolver(empty, empty).resolve(PATH, LAST).final is True
+
+
+def test_batch_asks_new_paths_first_and_keeps_its_deadline() -> None:
+    now = [0.0]
+
+    def spend() -> None:
+        now[0] += 0.4
+
+    runtime = FakeRuntime(spend=spend)
+    paths = {f"{PATH}/{n}": n for n in (5, 0, 3, 1)}
+    answers = Resolver(lambda: [runtime], clock=lambda: now[0]).resolve_many(paths, 1.0)
+    assert list(answers) == [f"{PATH}/0", f"{PATH}/1", f"{PATH}/3"]
+    assert runtime.timeouts == [pytest.approx(1.0), pytest.approx(0.6), pytest.approx(0.2)]
+
+
+def test_time_used_up_in_the_middle_is_no_denial() -> None:
+    now = [0.0]
+
+    def spend() -> None:
+        now[0] += 2.0
+
+    runtime = FakeRuntime(containers={}, sandboxes={}, spend=spend)
+    answer = Resolver(lambda: [runtime], clock=lambda: now[0]).resolve(PATH, LAST, deadline_s=1.0)
+    assert (answer.owner.kind, answer.final, len(runtime.asked)) == (OwnerKind.UNKNOWN, False, 1)
+
+
+def test_memory_of_pods_is_bounded() -> None:
+    runtime = FakeRuntime()
+    one = resolver(runtime)
+    for number in range(REMEMBERED_PODS + 10):
+        uid, cid = f"00000000-0000-0000-0000-{number:012x}", f"{number:064x}"
+        runtime.containers = {cid: ContainerInfo(cid, "c", "n", "p", uid)}
+        assert one.resolve(f"/kubepods/pod{uid}/{cid}").owner.pod_uid == uid
+    runtime.sandboxes.clear()
+    assert one.resolve(f"/kubepods/pod{uid}").owner.kind is OwnerKind.POD
+    assert one.resolve("/kubepods/pod00000000-0000-0000-0000-000000000000").owner.kind is OwnerKind.UNKNOWN
+
+
+def test_retry_schedule_grows_and_ends_where_it_says() -> None:
+    waits = [next_retry_s(attempt) for attempt in range(LAST)]
+    assert waits == sorted(waits)
+    assert sum(waits) == GIVE_UP_S == pytest.approx(120.5)
+    assert next_retry_s(10**9) == waits[-1]

@@ -146,8 +146,9 @@ static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32
 	struct knpu_cell *cell;
 	__u32 stale, mine, now;
 
-	if (!own || slot >= KNPU_DEVICE_SLOTS)
+	if (!own)
 		return 0;
+	slot = bounded_slot(slot);
 	if (own->cgroup_id != id) {
 		own->cgroup_id = id;
 		introduce(id);
@@ -201,9 +202,9 @@ static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32
 		own = storage_of(cgrp);
 	else
 		own = cells_by_id(id);
-	if (!own || slot >= KNPU_DEVICE_SLOTS)
+	if (!own)
 		return NULL;
-	*index = own->cell[slot];
+	*index = own->cell[bounded_slot(slot)];
 	cell = bpf_map_lookup_elem(&cells, index);
 	if (cell && cell->owner == id)
 		return cell;

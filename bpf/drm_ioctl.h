@@ -122,6 +122,8 @@ struct knpu_journal {
 _Static_assert(sizeof(struct knpu_rule) == 264, "rule");
 _Static_assert(sizeof(struct knpu_cell) == 192, "cell");
 _Static_assert(sizeof(struct knpu_totals) == 136, "totals");
+_Static_assert(sizeof(struct knpu_losses) == 40, "losses");
+_Static_assert(sizeof(struct knpu_alloc) == 16, "alloc");
 _Static_assert(sizeof(struct knpu_cgroup_cells) == 520, "cgroup_cells");
 _Static_assert(sizeof(struct knpu_cgroup) == 2072, "cgroup");
 _Static_assert(sizeof(struct knpu_in_flight) == 16, "in_flight");

@@ -226,9 +226,7 @@ def _check_shape(name: str, declared: tuple[int, int, int], pinned: bpf.MapShape
 def _pin_maps(opened: Object, pins: Pins, with_bodies: bool) -> None:
     for name in opened.maps():
         if (name in _BODIES) == with_bodies and not pins.map(name).exists():
-            fd = opened.map_fd(name)
-            if fd >= 0:
-                bpf.pin(fd, pins.map(name))
+            bpf.pin(opened.map_fd(name), pins.map(name))
 
 
 def _attach(opened: Object, request: LoadRequest, mechanism: Mechanism) -> None:

@@ -142,6 +142,7 @@ class Object:
         for name in ("bpf_map__name", "bpf_program__name", "btf__name_by_offset"):
             getattr(self._lib, name).restype = ctypes.c_char_p
         self._messages = messages
+        self._left_out: set[str] = set()
         self._pointer: int | None = None
         if not path.is_file():
             raise KernelError(f"the BPF object {path} does not exist", "Install the package completely or run make bpf")
@@ -190,7 +191,7 @@ class Object:
     def maps(self) -> list[str]:
         """Names of the maps that were declared (not libbpf's own for .rodata)."""
         names = self._names(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
-        return [n for n in names if "." not in n]
+        return [n for n in names if "." not in n and n not in self._left_out]
 
     def structs(self, names: Mapping[str, Any]) -> dict[str, tuple[int, dict[str, int]] | None]:
         """{struct: (size, {member: byte offset})} from the object's BTF; None where it has no such struct."""
@@ -218,7 +219,8 @@ class Object:
                 self._lib.bpf_program__set_log_level(program, 2)
 
     def leave_out(self, name: str) -> None:
-        """Does not create this map; programs must not reach code that uses it."""
+        """Does not create this map; programs must not reach code that uses it. It is no longer among maps()."""
+        self._left_out.add(name)
         self._lib.bpf_map__set_autocreate(self._map(name), ctypes.c_bool(False))
 
     def set_capacity(self, name: str, entries: int) -> None:

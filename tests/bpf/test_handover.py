@@ -96,11 +96,16 @@ def _merge_dying_at(store: CounterStore, merge: CellMerge, dies_at: int, monkeyp
 
         def __setitem__(self, key: object, value: object) -> None:
             step()
-            self._view[key] = value  # type: ignore[index,call-overload]  # slices and indexes alike
+            self._view[key] = value  # type: ignore[call-overload]  # slices and indexes alike
 
     journal = store._set_journal
+
+    def set_journal(valid: int) -> None:
+        step()
+        journal(valid)
+
     cells, words = store._cells, store._words
-    monkeypatch.setattr(store, "_set_journal", lambda valid: (step(), journal(valid)))
+    monkeypatch.setattr(store, "_set_journal", set_journal)
     monkeypatch.setattr(store, "_cell", lambda i: layout.Cell.from_buffer_copy(cells, i * ctypes.sizeof(layout.Cell)))
     monkeypatch.setattr(store, "_cells", View(cells))
     monkeypatch.setattr(store, "_words", View(words))
@@ -152,7 +157,7 @@ def test_the_object_fits_the_decoder_and_a_difference_is_refused(
     class Other(ctypes.Structure):
         _fields_ = (("hint", ctypes.c_uint64), ("full", ctypes.c_uint64))
 
-    monkeypatch.setitem(layout.STRUCTS, "knpu_alloc", Other)  # type: ignore[arg-type]  # declared as read-only
+    monkeypatch.setitem(layout.STRUCTS, "knpu_alloc", Other)
     with pytest.raises(KernelError, match="knpu_alloc: members"):
         hooked.load()
 

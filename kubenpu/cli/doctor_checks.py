@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `kubenpuctl doctor`: CHECKS is the list; each asks one thing, fails alone and says so.
+
+Data comes from procfs, sysfs, the pins, the probe's state file, the runtimes' sockets and one scrape of the daemon.
+Changes nothing, opens no device node: what this user cannot read is reported as such, and is no failure of the node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kubenpu.config.settings import Settings
+from kubenpu.devices.discovery import Inventory, discover
+from kubenpu.devices.tables import LoadedTables, load_tables
+from kubenpu.exporters.scrape import Row, fetch
+from kubenpu.identity.cri import CriClient, find_sockets
+from kubenpu.kernel import bpf
+from kubenpu.kernel.attach import HOOK, LADDER, OFF, SIDES
+from kubenpu.kernel.pins import Pins, read_state
+from kubenpu.kernel.support import KernelFacts, mechanism_refusal, read_facts
+from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+MACHINES = ("x86_64", "aarch64")
+DRM_MODULE = Path("/sys/module/drm")
+RUNTIME_TIMEOUT_S = 1.0
+_PINNED_MAPS = ("cells", "totals", "losses", "cgroups", "rules", "slots")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the answer. `remedy` is empty when nothing is to be done."""
+
+    check: str
+    found: str
+    needed: str
+    remedy: str = ""
+    status: str = OK
+
+
+class Examination:
+    """Where to look, and what several checks need, read once and only when asked for."""
+
+    def __init__(self, settings: Settings, url: str, settings_error: ConfigError | None = None) -> None:
+        self.settings = settings
+        self.settings_error = settings_error
+        self.url = url
+        self.pins = Pins(settings.pin_directory)
+
+    @cached_property
+    def facts(self) -> KernelFacts:
+        return read_facts()
+
+    @cached_property
+    def tables(self) -> LoadedTables:
+        return load_tables(self.settings.drivers_directory)
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        return discover(self.settings.sysfs, self.tables.tables)
+
+    @cached_property
+    def scrape(self) -> tuple[list[Row], SourceError | None]:
+        try:
+            return fetch(self.url), None
+        except SourceError as error:
+            return [], error
+
+    def values(self, metric: str) -> list[Row]:
+        """Samples of one metric. SourceError when the daemon does not answer."""
+        rows, error = self.scrape
+        if error is not None:
+            raise SourceError("not known: kubenpud does not answer")
+        return [row for row in rows if row.name == metric]
+
+
+Check = Callable[[Examination], Iterable[Finding]]
+
+
+def examine(node: Examination, checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+    """Every check; one that cannot be done is a finding too."""
+    findings: list[Finding] = []
+    for name, check in checks:
+        try:
+            findings += check(node)
+        except KubeNpuError as error:
+            findings.append(Finding(name, error.cause, "an answer", error.remedy, WARN))
+        except OSError as error:
+            remedy = "Run as root to see it" if isinstance(error, PermissionError) else ""
+            findings.append(Finding(name, f"cannot be read: {error.strerror}", "an answer", remedy, WARN))
+    return findings
+
+
+# ---- the kernel ----
+
+
+def _kernel(node: Examination) -> Iterator[Finding]:
+    facts = node.facts
+    status = OK if facts.machine in MACHINES else FAIL
+    yield Finding("kernel", f"{facts.release} {facts.machine}", " or ".join(MACHINES), "", status)
+
+
+def _btf(node: Examination) -> Iterator[Finding]:
+    if node.facts.btf:
+        yield Finding("btf", "/sys/kernel/btf/vmlinux", "present")
+    else:
+        yield Finding("btf", "none", "present", "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y", FAIL)
+
+
+def _drm(node: Examination) -> Iterator[Finding]:
+    facts = node.facts
+    needed = "loaded, with BTF"
+    if not facts.drm:
+        yield Finding("drm", "not loaded", needed, "Load the driver of your accelerator, it brings drm along", WARN)
+    elif not facts.drm_btf:
+        yield Finding("drm", "loaded, no BTF", needed, "A kprobe is used, which costs more per call", WARN)
+    else:
+        yield Finding("drm", needed, needed)
+
+
+def _bpffs(node: Examination) -> Iterator[Finding]:
+    needed = "mounted on /sys/fs/bpf"
+    if node.facts.bpffs:
+        yield Finding("bpffs", needed, needed)
+    else:
+        yield Finding("bpffs", "not mounted", needed, "Run: mount -t bpf bpf /sys/fs/bpf", FAIL)
+
+
+def _cgroup2(node: Examination) -> Iterator[Finding]:
+    mount, needed = node.facts.cgroup2, "mounted on /sys/fs/cgroup"
+    remedy = "Boot with systemd.unified_cgroup_hierarchy=1: pods that are in version 1 only cannot be told apart"
+    if mount is None:
+        yield Finding("cgroup2", "not mounted", needed, remedy, FAIL)
+    elif mount != Path("/sys/fs/cgroup"):
+        yield Finding("cgroup2", f"hybrid, mounted on {mount}", needed, remedy, WARN)
+    else:
+        yield Finding("cgroup2", needed, needed)
+
+
+def _lockdown(node: Examination) -> Iterator[Finding]:
+    found, needed = node.facts.lockdown, "none or integrity"
+    if found == "confidentiality":
+        remedy = "Boot with lockdown=integrity, else kprobes cannot be used and short-lived containers have no name"
+        yield Finding("lockdown", found, needed, remedy, WARN)
+    else:
+        yield Finding("lockdown", found, needed)
+
+
+def _preemption(node: Examination) -> Iterator[Finding]:
+    found, needed = node.facts.preemption, "none, voluntary or lazy"
+    if found in ("full", "rt"):
+        remedy = "Nothing to do: a kprobe is used, which costs more per call and loses none"
+        yield Finding("preemption", found, needed, remedy, OK)
+    elif found == "unknown":
+        yield Finding("preemption", found, needed, "Run as root, so that debugfs can be read", WARN)
+    else:
+        yield Finding("preemption", found, needed)
+
+
+def _capabilities(node: Examination) -> Iterator[Finding]:
+    missing, needed = node.facts.missing_capabilities, "those of kubenpu-probe's unit; kubenpuctl needs none"
+    if missing and os.geteuid() == 0:
+        remedy = "Run kubenpu-probe outside this container or with these capabilities"
+        yield Finding("capabilities", f"root without {', '.join(missing)}", needed, remedy, WARN)
+    else:
+        yield Finding("capabilities", "not root" if missing else "all of kubenpu-probe", needed)
+
+
+def _libbpf(_node: Examination) -> Iterator[Finding]:
+    needed = "libbpf 1.0 or later"
+    try:
+        library = bpf.library()
+    except KernelError as error:
+        yield Finding("libbpf", error.cause, needed, error.remedy, FAIL)
+        return
+    library.libbpf_version_string.restype = ctypes.c_char_p
+    yield Finding("libbpf", library.libbpf_version_string().decode(errors="replace"), needed)
+
+
+# ---- the hook ----
+
+
+def _mechanisms(node: Examination) -> Iterator[Finding]:
+    needed = "at least one of " + ", ".join(LADDER)
+    if not node.facts.drm:
+        yield Finding("mechanisms", "not known until drm is loaded", needed)
+        return
+    refusals = {name: mechanism_refusal(node.facts, name) for name in LADDER}
+    usable = [name for name, refusal in refusals.items() if refusal is None]
+    reasons = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items() if refusal is not None)
+    found = ", ".join(usable) + (f" ({reasons})" if reasons else "")
+    yield Finding("mechanisms", found or "none", needed, "", OK if usable else FAIL)
+
+
+def _hook(node: Examination) -> Iterator[Finding]:
+    needed = "attached and pinned"
+    hooks, module = read_state(node.settings.run_directory)
+    start = "Run: systemctl start kubenpu-probe"
+    again = "Run: systemctl restart kubenpu-probe"
+    if not hooks:
+        yield Finding("hook", "kubenpu-probe has not run since boot", needed, start, FAIL)
+    for hook in hooks:
+        name = f"hook {hook.hook}"
+        reason = f" ({hook.reason})" if hook.reason else ""
+        if hook.mechanism == OFF:
+            yield Finding(name, f"off{reason}", needed, again, FAIL)
+        elif hook.mechanism != "uprobe" and DRM_MODULE.exists() and DRM_MODULE.stat().st_ino != module:
+            yield Finding(name, "drm was loaded again after it was attached", needed, again, FAIL)
+        elif not all(node.pins.link(HOOK, side).exists() for side in SIDES):
+            yield Finding(name, "its pins were removed", needed, again, FAIL)
+        else:
+            yield Finding(name, f"{hook.mechanism}{reason}", needed)
+
+
+def _counters(node: Examination) -> Iterator[Finding]:
+    needed = f"maps below {node.pins.root} that can be opened"
+    try:
+        for name in _PINNED_MAPS:
+            bpf.Map.pinned(node.pins.map(name)).close()
+    except FileNotFoundError as error:
+        found = f"no map {Path(error.filename).name}"
+        yield Finding("counters", found, needed, "Run: systemctl restart kubenpu-probe", FAIL)
+    except KernelError as error:
+        status = FAIL if os.geteuid() == 0 else WARN
+        yield Finding("counters", error.cause, needed, error.remedy, status)
+    else:
+        yield Finding("counters", f"{len(_PINNED_MAPS)} maps opened", needed)
+
+
+# ---- settings, devices and runtimes ----
+
+
+def _settings(node: Examination) -> Iterator[Finding]:
+    error, needed = node.settings_error, "usable, or none"
+    if error is not None:
+        yield Finding("settings", error.cause, needed, error.remedy or "Correct the file", FAIL)
+    else:
+        yield Finding("settings", needed, needed)
+
+
+def _devices(node: Examination) -> Iterator[Finding]:
+    devices, needed = node.inventory.devices, "at least one, each with a driver table"
+    bare = [device.address for device in devices if device.vendor is None]
+    if not devices:
+        yield Finding("devices", "none", needed, "Load the kernel driver of your accelerator", WARN)
+    elif bare:
+        remedy = f"Add a table to {node.settings.drivers_directory}: their own calls count as kind other"
+        yield Finding("devices", f"{len(devices)}, without a table: {', '.join(bare)}", needed, remedy, WARN)
+    else:
+        yield Finding("devices", str(len(devices)), needed)
+    for problem in node.inventory.problems:
+        yield Finding("devices", problem, "readable", "", WARN)
+
+
+def _tables(node: Examination) -> Iterator[Finding]:
+    for error in node.tables.errors:
+        yield Finding("driver tables", error.cause, "usable files", error.remedy, FAIL)
+    if not node.tables.errors:
+        yield Finding("driver tables", f"{len(node.tables.tables)} and the DRM core's", "usable files")
+
+
+def _runtimes(node: Examination) -> Iterator[Finding]:
+    needed = "an answer within a second"
+    sockets = find_sockets(tuple(map(Path, node.settings.cri_sockets)))
+    if not sockets:
+        remedy = "Start the container runtime or name its socket in kubenpu.toml: without it pods have no names"
+        yield Finding("runtime", "no socket at the known places", needed, remedy, WARN)
+    for socket in sockets:
+        client = CriClient(socket, RUNTIME_TIMEOUT_S)
+        try:
+            version = client.version()
+        except SourceError as error:
+            status = WARN if not os.access(socket, os.W_OK) else FAIL
+            yield Finding("runtime", error.cause, needed, error.remedy, status)
+        else:
+            yield Finding("runtime", f"{version.name} {version.version} at {socket}", needed)
+        finally:
+            client.close()
+
+
+# ---- the daemon ----
+
+
+def _daemon(node: Examination) -> Iterator[Finding]:
+    rows, error = node.scrape
+    if error is not None:
+        yield Finding("kubenpud", error.cause, f"an answer at {node.url}", error.remedy, FAIL)
+        return
+    version = next((r.labels.get("version", "") for r in rows if r.name == "kubenpu_build_info"), "")
+    found = f"version {version}" if version else "something that is not kubenpud"
+    yield Finding("kubenpud", found, f"an answer at {node.url}", "", OK if version else FAIL)
+
+
+def _sources(node: Examination) -> Iterator[Finding]:
+    rows = node.values("kubenpu_source_up")
+    down = [row.labels.get("source", "?") for row in rows if not row.value]
+    remedy = "Run: journalctl -u kubenpud, which has the reasons" if down else ""
+    found = f"no answer from {', '.join(down)}" if down else f"{len(rows)} answer"
+    yield Finding("sources", found, "every source answers", remedy, FAIL if down else OK)
+
+
+def _losses(node: Examination) -> Iterator[Finding]:
+    lost = [row for row in node.values("kubenpu_events_dropped_total") if row.value]
+    found = ", ".join(f"{row.labels.get('reason', '?')}: {row.value:.0f}" for row in lost)
+    remedy = "See kubenpu-metrics(7) for each reason" if lost else ""
+    yield Finding("losses", found or "none since boot", "none", remedy, WARN if lost else OK)
+
+
+def _balance(node: Examination) -> Iterator[Finding]:
+    rows = [row for row in node.values("kubenpu_attribution_imbalance") if row.value]
+    found = ", ".join(f"{row.labels.get('device', '?')}: {row.value:.0f}" for row in rows)
+    remedy = "Report this with the output of kubenpuctl doctor --json" if rows else ""
+    needed = "every counted call attributed or declared lost"
+    yield Finding("balance", found or "even", needed, remedy, FAIL if rows else OK)
+
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("kernel", _kernel),
+    ("btf", _btf),
+    ("drm", _drm),
+    ("bpffs", _bpffs),
+    ("cgroup2", _cgroup2),
+    ("lockdown", _lockdown),
+    ("preemption", _preemption),
+    ("capabilities", _capabilities),
+    ("libbpf", _libbpf),
+    ("mechanisms", _mechanisms),
+    ("hook", _hook),
+    ("counters", _counters),
+    ("settings", _settings),
+    ("devices", _devices),
+    ("driver tables", _tables),
+    ("runtime", _runtimes),
+    ("kubenpud", _daemon),
+    ("sources", _sources),
+    ("losses", _losses),
+    ("balance", _balance),
+)

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table METRICS: every metric family of KubeNPU, what it means and how it is read off a View.
+
+Owns names, labels and meaning; prometheus.py renders them and the man page lists them. Pure: data comes from the View
+alone. Refuses to invent: no hook up, no ioctl series; no submit series where the driver shows no submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from kubenpu.model.identity import OwnerKind
+from kubenpu.model.kinds import KINDS, Kind
+from kubenpu.model.sample import ZERO, Counts
+from kubenpu.model.view import Usage, View
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What one rendering works on. `submit_vendors`: drivers whose submissions pass an ioctl at least partly."""
+
+    view: View
+    submit_vendors: frozenset[str]
+    loss_reasons: tuple[str, ...] = ()
+
+    @property
+    def counting(self) -> bool:
+        return any(hook.mechanism != "off" for hook in self.view.hooks)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One series, its label values as they came. `since`: Unix time it began at 0, None where that means nothing."""
+
+    labels: tuple[str, ...]
+    value: float
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. `name` is the sample's name, `unit` of the value, `source` where the number comes from."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+    unit: str
+    source: str
+    points: Callable[[Scrape], Iterable[Point]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Counts of one thing on one device; its series are one per kind. `labels` come before device and vendor."""
+
+    labels: tuple[str, ...]
+    device: str
+    vendor: str | None
+    counts: Counts
+    since: float | None
+
+    @property
+    def device_labels(self) -> tuple[str, ...]:
+        return (*self.labels, self.device, self.vendor or "-")
+
+
+Rows = Callable[[Scrape], Iterable[Row]]
+
+
+def _pods(scrape: Scrape) -> Iterator[Row]:
+    for usage in _usage(scrape, OwnerKind.POD):
+        labels = (usage.owner.pod, usage.owner.namespace, usage.owner.container)
+        yield Row(labels, usage.device, usage.vendor, usage.counts, usage.since)
+
+
+def _hosts(scrape: Scrape) -> Iterator[Row]:
+    for usage in _usage(scrape, OwnerKind.HOST):
+        yield Row((usage.owner.unit,), usage.device, usage.vendor, usage.counts, usage.since)
+
+
+def _devices(scrape: Scrape) -> Iterator[Row]:
+    for device in scrape.view.device_usage:
+        yield Row((), device.device, device.vendor, device.counts, device.since)
+
+
+def _departed(scrape: Scrape) -> Iterator[Row]:
+    for device in scrape.view.device_usage:
+        yield Row((), device.device, device.vendor, device.departed, device.since)
+
+
+def _unattributed(scrape: Scrape) -> Iterator[Row]:
+    for device in scrape.view.device_usage:
+        counts = (u.counts for u in _usage(scrape, OwnerKind.UNKNOWN) if u.device == device.device)
+        yield Row((), device.device, device.vendor, sum(counts, ZERO), None)
+
+
+def _usage(scrape: Scrape, kind: OwnerKind) -> Iterator[Usage]:
+    return (usage for usage in scrape.view.usage if usage.owner.kind is kind)
+
+
+def _calls(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
+    return lambda scrape: _per_kind(scrape, rows, lambda counts: counts.calls)
+
+
+def _errors(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
+    return lambda scrape: _per_kind(scrape, rows, lambda counts: counts.errors)
+
+
+def _waits(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
+    return lambda scrape: (
+        Point(row.device_labels, row.counts.wait_ns / 1e9, row.since)
+        for row in (rows(scrape) if scrape.counting else ())
+    )
+
+
+def _per_kind(scrape: Scrape, rows: Rows, read: Callable[[Counts], tuple[int, ...]]) -> Iterator[Point]:
+    """All kinds, zeros too, so that the first call of a kind is an increase; not a submit nobody could have seen."""
+    if not scrape.counting:
+        return
+    for row in rows(scrape):
+        submits_show = row.vendor in scrape.submit_vendors
+        for kind, label, value in zip(KINDS, KIND_LABELS, read(row.counts), strict=True):
+            if value or submits_show or kind is not Kind.SUBMIT:
+                yield Point((*row.device_labels, label), value, row.since)
+
+
+def _device_info(scrape: Scrape) -> Iterator[Point]:
+    for device in scrape.view.devices:
+        numa_node = "" if device.numa_node is None else str(device.numa_node)
+        labels = (device.address, device.vendor or "-", device.driver or "", device.pci_id or "", numa_node)
+        yield Point((*labels, scrape.view.node), 1)
+
+
+def _drops(scrape: Scrape) -> Iterator[Point]:
+    known = dict.fromkeys(scrape.loss_reasons, 0) if scrape.counting else {}
+    return (Point((reason,), count) for reason, count in sorted({**known, **scrape.view.dropped}.items()))
+
+
+def _hook_up(scrape: Scrape) -> Iterator[Point]:
+    return (Point((hook.hook, hook.mechanism), hook.mechanism != "off") for hook in scrape.view.hooks)
+
+
+def _source_up(scrape: Scrape) -> Iterator[Point]:
+    return (Point((source.source,), source.up) for source in scrape.view.sources)
+
+
+def _source_duration(scrape: Scrape) -> Iterator[Point]:
+    return (Point((source.source,), source.duration_seconds) for source in scrape.view.sources)
+
+
+def _imbalance(scrape: Scrape) -> Iterator[Point]:
+    devices = scrape.view.device_usage if scrape.counting else ()
+    return (Point((device.device,), device.imbalance) for device in devices)
+
+
+def _single(value: float | None) -> Iterator[Point]:
+    if value is not None:
+        yield Point((), value)
+
+
+KIND_LABELS = tuple(kind.label for kind in KINDS)
+POD_LABELS = ("pod", "namespace", "container", "device", "vendor")
+HOST_LABELS = ("unit", "device", "vendor")
+DEVICE_LABELS = ("device", "vendor")
+CELLS, TOTALS = "kernel: counter cells", "kernel: device totals"
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "kubenpu_ioctl_total",
+        "counter",
+        (*POD_LABELS, "kind"),
+        "Calls of a container of a pod to an accelerator driver, failed ones included.",
+        "calls",
+        CELLS,
+        _calls(_pods),
+    ),
+    Metric(
+        "kubenpu_ioctl_errors_total",
+        "counter",
+        (*POD_LABELS, "kind"),
+        "Those of kubenpu_ioctl_total that returned an error; completed work is the difference.",
+        "calls",
+        CELLS,
+        _errors(_pods),
+    ),
+    Metric(
+        "kubenpu_ioctl_wait_seconds_total",
+        "counter",
+        POD_LABELS,
+        "Time a container of a pod spent inside calls of kind wait.",
+        "seconds",
+        CELLS,
+        _waits(_pods),
+    ),
+    Metric(
+        "kubenpu_host_ioctl_total",
+        "counter",
+        (*HOST_LABELS, "kind"),
+        "Calls from outside pods: a systemd unit, a plain container, a user session.",
+        "calls",
+        CELLS,
+        _calls(_hosts),
+    ),
+    Metric(
+        "kubenpu_host_ioctl_errors_total",
+        "counter",
+        (*HOST_LABELS, "kind"),
+        "Those of kubenpu_host_ioctl_total that returned an error.",
+        "calls",
+        CELLS,
+        _errors(_hosts),
+    ),
+    Metric(
+        "kubenpu_host_ioctl_wait_seconds_total",
+        "counter",
+        HOST_LABELS,
+        "Time spent outside pods inside calls of kind wait.",
+        "seconds",
+        CELLS,
+        _waits(_hosts),
+    ),
+    Metric(
+        "kubenpu_device_ioctl_total",
+        "counter",
+        (*DEVICE_LABELS, "kind"),
+        "Calls the driver of a device received, counted independently of who made them.",
+        "calls",
+        TOTALS,
+        _calls(_devices),
+    ),
+    Metric(
+        "kubenpu_departed_ioctl_total",
+        "counter",
+        (*DEVICE_LABELS, "kind"),
+        "Calls of workloads whose own series ended: dead for the retention time, or cells ran short.",
+        "calls",
+        CELLS,
+        _calls(_departed),
+    ),
+    Metric(
+        "kubenpu_unattributed_ioctls",
+        "gauge",
+        (*DEVICE_LABELS, "kind"),
+        "Calls whose caller has no confirmed name (yet); shrinks when names arrive.",
+        "calls",
+        CELLS,
+        _calls(_unattributed),
+    ),
+    Metric(
+        "kubenpu_device_info",
+        "gauge",
+        ("device", "vendor", "driver", "pci_id", "numa_node", "node"),
+        "An accelerator of this node; vendor is its ioctl table, - for none.",
+        "1",
+        "sysfs",
+        _device_info,
+    ),
+    Metric(
+        "kubenpu_events_dropped_total",
+        "counter",
+        ("reason",),
+        "Calls and names that could not be recorded, by reason.",
+        "events",
+        "kernel: loss counters",
+        _drops,
+    ),
+    Metric(
+        "kubenpu_attribution_imbalance",
+        "gauge",
+        ("device",),
+        "Device total minus everything attributed or declared lost, worst kind; 0 is right.",
+        "calls",
+        "ledger: cells against device totals",
+        _imbalance,
+    ),
+    Metric(
+        "kubenpu_early_retirements_total",
+        "counter",
+        (),
+        "Cgroups whose series ended before the retention time because counter cells ran short.",
+        "cgroups",
+        "ledger",
+        lambda scrape: _single(scrape.view.retired_early),
+    ),
+    Metric(
+        "kubenpu_cgroup_index_rebuilds_total",
+        "counter",
+        (),
+        "Walks over the cgroup tree to find a cgroup by its id.",
+        "walks",
+        "identity: index",
+        lambda scrape: _single(scrape.view.index_rebuilds),
+    ),
+    Metric(
+        "kubenpu_counter_slots_used",
+        "gauge",
+        (),
+        "Counter cells in use, one per cgroup and device.",
+        "cells",
+        CELLS,
+        lambda scrape: _single(scrape.view.slots_used if scrape.view.slots_max else None),
+    ),
+    Metric(
+        "kubenpu_counter_slots_max",
+        "gauge",
+        (),
+        "Counter cells there are.",
+        "cells",
+        CELLS,
+        lambda scrape: _single(scrape.view.slots_max or None),
+    ),
+    Metric(
+        "kubenpu_hook_up",
+        "gauge",
+        ("hook", "mechanism"),
+        "1 while the hook is attached; mechanism off: it is not, and its series are absent.",
+        "1",
+        "kernel: hooks",
+        _hook_up,
+    ),
+    Metric(
+        "kubenpu_source_up",
+        "gauge",
+        ("source",),
+        "1 if the source answered when it was last asked.",
+        "1",
+        "each source",
+        _source_up,
+    ),
+    Metric(
+        "kubenpu_source_duration_seconds",
+        "gauge",
+        ("source",),
+        "How long the source took when it was last asked.",
+        "seconds",
+        "each source",
+        _source_duration,
+    ),
+    Metric(
+        "kubenpu_counting_since_seconds",
+        "gauge",
+        (),
+        "Unix time since which calls are counted; absent while no hook is attached.",
+        "seconds",
+        "kernel: hooks",
+        lambda scrape: _single(scrape.view.counting_since),
+    ),
+    Metric(
+        "kubenpu_simulated",
+        "gauge",
+        (),
+        "1 on a simulated node: none of its devices, pods and calls are real.",
+        "1",
+        "start option",
+        lambda scrape: _single(scrape.view.simulated),
+    ),
+    Metric(
+        "kubenpu_build_info",
+        "gauge",
+        ("version",),
+        "The running version.",
+        "1",
+        "package",
+        lambda scrape: iter([Point((scrape.view.version,), 1)]),
+    ),
+)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renders the table METRICS as Prometheus text or OpenMetrics.
+
+Data comes from a callable that returns the current View; nothing is cached, so a series goes when its source goes.
+Label values come from workloads: they are made printable and bounded, and series whose labels are equal after that
+are added up, so that no label set appears twice. Start times are given in OpenMetrics only, where they are no series
+of their own. Refuses to put timestamps on values and to pass a client's header on to the library.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape
+from kubenpu.model.device import Visibility
+from kubenpu.model.view import View
+
+MAX_LABEL_CHARACTERS = 512
+OPENMETRICS = "application/openmetrics-text"
+
+VisibilityOf = Callable[[str], Visibility | None]
+
+
+class ViewCollector(Collector):
+    """Feeds a dedicated registry. `created`: give start times (OpenMetrics only)."""
+
+    def __init__(
+        self,
+        get_view: Callable[[], View],
+        visibility: VisibilityOf,
+        loss_reasons: tuple[str, ...] = (),
+        created: bool = False,
+    ) -> None:
+        self._get_view = get_view
+        self._visibility = visibility
+        self._loss_reasons = loss_reasons
+        self._created = created
+
+    def describe(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
+        """Nothing in advance: registering must not read a View."""
+        return []
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        view = self._get_view()
+        scrape = Scrape(view, _submit_vendors(view, self._visibility), self._loss_reasons)
+        for metric in METRICS:
+            points = _merge(metric, metric.points(scrape))
+            if points:
+                yield _family(metric, points, self._created)
+
+
+def _submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
+    vendors = {usage.vendor for usage in view.usage} | {device.vendor for device in view.device_usage}
+    return frozenset(v for v in vendors if v is not None and visibility(v) not in {None, Visibility.NEVER})
+
+
+class Exposition:
+    """Renders a scrape in the format its Accept header prefers. One at a time: rendering holds the interpreter."""
+
+    def __init__(
+        self, get_view: Callable[[], View], visibility: VisibilityOf, loss_reasons: tuple[str, ...] = ()
+    ) -> None:
+        self._lock = threading.Lock()
+        self._registries: dict[bool, CollectorRegistry] = {}
+        for openmetrics in (False, True):
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(ViewCollector(get_view, visibility, loss_reasons, created=openmetrics))
+            self._registries[openmetrics] = registry
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """Content type and body. The client's header is reduced to one of two answers before the library sees it."""
+        openmetrics = prefers_openmetrics(accept)
+        encoder, content_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if openmetrics else "")
+        with self._lock:
+            return content_type, encoder(self._registries[openmetrics])
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics has a higher q than every kind of plain text; the earlier of two equals wins."""
+    best_quality, best_type = 0.0, ""
+    for offer in accept.split(","):
+        media_type, *parameters = (part.strip().lower() for part in offer.split(";"))
+        quality = next((_quality(p[2:]) for p in parameters if p.startswith("q=")), 1.0)
+        if media_type in {OPENMETRICS, "text/plain", "text/*", "*/*"} and quality > best_quality:
+            best_quality, best_type = quality, media_type
+    return best_type == OPENMETRICS
+
+
+def _quality(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def clean_label(value: str) -> str:
+    """Printable and bounded text; anything else appears as an escape such as \\x00 or \\udcff."""
+    if not value.isprintable():
+        value = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    return value if len(value) <= MAX_LABEL_CHARACTERS else value[: MAX_LABEL_CHARACTERS - 1] + "…"
+
+
+def _merge(metric: Metric, points: Iterable[Point]) -> dict[tuple[str, ...], Point]:
+    """One point per label set: counters and calls add up, other gauges keep the largest."""
+    merged: dict[tuple[str, ...], Point] = {}
+    for point in points:
+        labels = tuple(map(clean_label, point.labels))
+        old = merged.get(labels)
+        merged[labels] = point if old is None else _add(metric, old, point)
+    return merged
+
+
+def _add(metric: Metric, one: Point, other: Point) -> Point:
+    value = one.value + other.value if metric.type == "counter" else max(one.value, other.value)
+    known = [point.since for point in (one, other) if point.since is not None]
+    return Point(one.labels, value, min(known, default=None))
+
+
+def _family(
+    metric: Metric, points: dict[tuple[str, ...], Point], created: bool
+) -> CounterMetricFamily | GaugeMetricFamily:
+    unit = metric.unit if metric.unit == "seconds" else ""
+    if metric.type == "counter":
+        counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
+        for labels, point in points.items():
+            counter.add_metric(labels, point.value, created=point.since if created else None)
+        return counter
+    gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
+    for labels, point in points.items():
+        gauge.add_metric(labels, point.value)
+    return gauge

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: joins what the kernel counted with whose it was, and says which counter cells can be given back.
+
+Owns, per cgroup, the resolver's answer and the time of death; nothing else. The pinned map is the database: no count
+is kept here, so a killed and restarted ledger shows the same numbers as soon as the names are known again.
+A dead workload's series stays for `retention_s` (default 600 s) and then moves into the device's departed total.
+Refuses to change a final answer. One thread owns a ledger; times are seconds of CLOCK_BOOTTIME, the sample's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kubenpu.ledger.merges import plan_merges
+from kubenpu.ledger.standing import UNASKED, Standing
+from kubenpu.ledger.totals import Labels, device_usage, dropped, usage
+from kubenpu.model.device import Device
+from kubenpu.model.identity import Resolution
+from kubenpu.model.sample import CellMerge, HookStatus, KernelSample
+from kubenpu.model.view import SourceStatus, View
+
+DEFAULT_RETENTION_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a view says about the node besides the counts; `index_rebuilds` comes from the resolver."""
+
+    version: str
+    node: str
+    simulated: bool
+    counting_since: float | None
+    devices: tuple[Device, ...] = ()
+    hooks: tuple[HookStatus, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()
+    index_rebuilds: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`boot_unix_s`: Unix time of CLOCK_BOOTTIME 0, turns the kernel's times into start times of series."""
+
+    retention_s: float
+    boot_unix_s: float
+    _standings: dict[int, Standing] = field(default_factory=dict)
+    _retry_at: dict[int, float] = field(default_factory=dict)
+    _vendors: dict[str, str] = field(default_factory=dict)
+    _early: set[int] = field(default_factory=set)
+    _retired_early: int = 0
+    _missing: set[int] = field(default_factory=set)
+
+    def to_resolve(self, sample: KernelSample, now: float) -> tuple[int, ...]:
+        """Cgroups with counts whose owner is not final and whose retry time has come."""
+        return tuple(
+            cgroup_id
+            for cgroup_id in sorted(_counted(sample))
+            if not self._standing(cgroup_id).final and self._retry_at.get(cgroup_id, now) <= now
+        )
+
+    def next_retry_s(self, sample: KernelSample, now: float) -> float | None:
+        """Seconds until the next cgroup may be asked about; None when all owners are final."""
+        waiting = (c for c in _counted(sample) if not self._standing(c).final)
+        return min((max(0.0, self._retry_at.get(c, now) - now) for c in waiting), default=None)
+
+    def set_resolution(self, cgroup_id: int, resolution: Resolution, retry_at: float = 0.0) -> None:
+        """Keep the resolver's answer; `retry_at` says when to ask again if it is not final."""
+        standing = self._standing(cgroup_id)
+        if standing.final:
+            return
+        self._standings[cgroup_id] = replace(standing, owner=resolution.owner, final=resolution.final)
+        if resolution.final:
+            self._retry_at.pop(cgroup_id, None)
+        else:
+            self._retry_at[cgroup_id] = retry_at
+
+    def alive(self, sample: KernelSample) -> tuple[int, ...]:
+        """Cgroups with counts that nobody declared dead yet: the ones to look after."""
+        return tuple(sorted(c for c in _counted(sample) if self._standing(c).dead_since is None))
+
+    def mark_dead(self, cgroup_id: int, now: float) -> None:
+        """The cgroup was removed. Its id never comes back within this boot; the first mark counts."""
+        standing = self._standing(cgroup_id)
+        if standing.dead_since is None:
+            self._standings[cgroup_id] = replace(standing, dead_since=now)
+
+    def names(self) -> dict[int, Standing]:
+        """The final answers, for ledger/names.py: a runtime forgets a removed container, a restart must not."""
+        return {cgroup_id: standing for cgroup_id, standing in self._standings.items() if standing.final}
+
+    def adopt_names(self, names: Mapping[int, Standing]) -> None:
+        """Take over the answers of the process before this one."""
+        self._standings = {**names, **self._standings}
+
+    def plan_merges(self, sample: KernelSample, now: float) -> tuple[CellMerge, ...]:
+        """The cells to fold now (ledger/merges.py has the rules). Forgets cgroups that hold no cell any more."""
+        self._forget_gone(sample)
+        plan = plan_merges(sample, self._standings, now, self.retention_s)
+        self._retired_early += len(plan.early - self._early)
+        self._early |= plan.early
+        return plan.merges
+
+    def view(self, sample: KernelSample | None, addresses: Mapping[int, str], facts: NodeFacts) -> View:
+        """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
+        self._remember_vendors(facts.devices)
+        labels = Labels(addresses, self._vendors)
+        since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
+        return View(
+            version=facts.version,
+            node=facts.node,
+            simulated=facts.simulated,
+            counting_since=facts.counting_since,
+            devices=facts.devices,
+            usage=usage(sample, self._standings, labels, self.boot_unix_s) if sample else (),
+            device_usage=device_usage(sample, labels, since) if sample else (),
+            hooks=facts.hooks,
+            sources=facts.sources,
+            dropped=dropped(sample) if sample else {},
+            slots_used=sample.slots_used if sample else 0,
+            slots_max=sample.slots_max if sample else 0,
+            index_rebuilds=facts.index_rebuilds,
+            retired_early=self._retired_early,
+        )
+
+    def _standing(self, cgroup_id: int) -> Standing:
+        return self._standings.get(cgroup_id, UNASKED)
+
+    def _remember_vendors(self, devices: Iterable[Device]) -> None:
+        """An unplugged device keeps its label, else its counters would change series."""
+        self._vendors |= {device.address: device.vendor for device in devices if device.vendor is not None}
+
+    def _forget_gone(self, sample: KernelSample) -> None:
+        """Forget cgroups missing from two samples in a row: an answer may be younger than the first of them."""
+        here = _counted(sample)
+        gone = self._standings.keys() - here
+        for cgroup_id in gone & self._missing:
+            del self._standings[cgroup_id]
+            self._retry_at.pop(cgroup_id, None)
+        self._missing = gone
+        self._early &= here
+
+
+def _counted(sample: KernelSample) -> set[int]:
+    """Cgroups that hold a cell; 0 marks the departed totals."""
+    return {cell.cgroup_id for cell in sample.cells if cell.cgroup_id}

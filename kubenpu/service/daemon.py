@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kubenpud: reads the pinned totals, resolves owners, serves metrics. Loads no program and needs no capability.
+
+One asyncio loop waits for the bell (a new cgroup), for uevents (devices), and for the clock; blocking work runs in
+one worker thread, each scrape in its own. Nothing polls faster than every few seconds, however many calls are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import sdnotify
+
+from kubenpu import __version__
+from kubenpu.config.log import set_up_logging
+from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.devices.watch import DeviceWatch
+from kubenpu.exporters.prometheus import Exposition
+from kubenpu.exporters.web import WebServer, node_routes
+from kubenpu.identity.index import find_cgroup2_mount
+from kubenpu.kernel.store import LOSS_REASONS
+from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
+from kubenpu.service.node import Node
+
+log = logging.getLogger(__name__)
+TIDY_SECONDS = 5.0
+RESCAN_SECONDS = 60.0
+IDLE_SECONDS = 3600.0
+
+
+class Daemon:
+    """The event loop around one Node."""
+
+    def __init__(self, settings: Settings, node: Node) -> None:
+        self._settings = settings
+        self._node = node
+        self._notify = sdnotify.SystemdNotifier()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._due: dict[str, float] = {"rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
+        self._bell: int | None = None
+        self._watch: DeviceWatch | None = None
+        self._status = ""
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises KubeNpuError when the metrics cannot be served at all."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS)
+        about = "SIMULATED NODE: these devices and workloads do not exist." if self._node.simulated else ""
+        routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
+        server = WebServer(self._settings.listen_addresses, routes)
+        try:
+            self._watch_devices(loop)
+            await self._work(loop, ("rescan", "tidy"))
+            server.start()
+            self._notify.notify("READY=1")
+            log.info("kubenpud %s serves %s: %s", __version__, server.describe(), self._node.summary())
+            while not self._stopping:
+                await self._work(loop, [n for n, at in self._due.items() if at <= loop.time()])
+                await self._sleep(loop)
+        finally:
+            self._notify.notify("STOPPING=1")
+            server.stop()
+            self._worker.shutdown()
+            if self._watch is not None:
+                self._watch.close()
+            self._node.close()
+
+    def _not_ready(self) -> str:
+        """Why /-/ready is not 200, "" when it is."""
+        return "; ".join(f"{s.source}: {s.reason}" for s in self._node.view().sources if not s.up)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+
+    async def _sleep(self, loop: asyncio.AbstractEventLoop) -> None:
+        delay = max(0.0, min(self._due.values()) - loop.time())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), delay)
+        self._wake.clear()
+
+    async def _work(self, loop: asyncio.AbstractEventLoop, names: Sequence[str]) -> None:
+        """Does what is due, in the worker thread, and says when it is due next."""
+        steps: dict[str, Callable[[], float]] = {
+            "rescan": self._rescan,
+            "tidy": self._tidy,
+            "resolve": self._resolve,
+        }
+        for name in names:
+            self._due[name] = math.inf  # what becomes due while the step runs stays due
+            pause = await loop.run_in_executor(self._worker, steps[name])
+            self._due[name] = min(self._due[name], loop.time() + pause)
+        self._listen_to_bell(loop)
+        if names:
+            self._tell_systemd()
+
+    def _rescan(self) -> float:
+        self._node.rescan_devices()
+        return RESCAN_SECONDS
+
+    def _tidy(self) -> float:
+        self._node.open()
+        self._node.tidy()
+        return TIDY_SECONDS
+
+    def _resolve(self) -> float:
+        wait = self._node.resolve()
+        return IDLE_SECONDS if wait is None else wait
+
+    def _tell_systemd(self) -> None:
+        status = self._node.summary()
+        self._notify.notify("WATCHDOG=1")
+        if status != self._status:
+            self._notify.notify(f"STATUS={status}")
+            self._status = status
+
+    def _listen_to_bell(self, loop: asyncio.AbstractEventLoop) -> None:
+        bell = self._node.bell()
+        if bell != self._bell:
+            if self._bell is not None:
+                loop.remove_reader(self._bell)
+            if bell is not None:
+                loop.add_reader(bell, self._on_bell, loop)
+            self._bell = bell
+
+    def _on_bell(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A new cgroup. The bell is level-triggered: silenced here, so that the loop does not spin."""
+        self._node.silence()
+        self._due["resolve"] = loop.time()
+        self._wake.set()
+
+    def _watch_devices(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._watch = DeviceWatch()
+        except SourceError as e:
+            log.warning("%s", e)
+            return
+        loop.add_reader(self._watch.fileno(), self._on_device, loop)
+
+    def _on_device(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._watch is None:
+            return
+        try:
+            changed = self._watch.drain()
+        except SourceError as e:
+            log.warning("%s", e)
+            loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+            changed = True
+        if changed:
+            self._due["rescan"] = loop.time()
+            self._wake.set()
+
+
+def _cgroup_mount(settings: Settings) -> Path:
+    if settings.cgroup_root:
+        return Path(settings.cgroup_root)
+    mount = find_cgroup2_mount(Path("/proc/self/mounts").read_text())
+    if mount is None:
+        raise KernelError(
+            "no cgroup version 2 hierarchy is mounted",
+            "Boot with systemd.unified_cgroup_hierarchy=1; on version 1 pods cannot be told apart",
+        )
+    return mount
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        settings = read_settings(parse_daemon_arguments(arguments))
+        set_up_logging(settings.log_level, settings.log_format)
+        mount = _cgroup_mount(settings)
+        node = Node(settings, mount)
+        asyncio.run(Daemon(settings, node).run())
+    except KubeNpuError as e:
+        log.error("%s", e)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

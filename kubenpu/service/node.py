@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node: sources on one side, the ledger in the middle, a View for whoever asks.
+
+Owns the open pins, the ledger, the inventory and the resolver, and one lock around the first three. Every method may
+be called from any thread; slow sources (container runtimes) are asked outside the lock. A source that fails is shown
+in the View and retried; it never stops the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kubenpu import __version__
+from kubenpu.config.settings import Settings
+from kubenpu.identity.cri import Runtimes
+from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
+from kubenpu.identity.resolve import Resolver, next_retry_s
+from kubenpu.kernel.attach import HOOK, OFF
+from kubenpu.kernel.pins import Pins, read_state
+from kubenpu.kernel.store import CounterStore
+from kubenpu.ledger.ledger import Ledger, NodeFacts
+from kubenpu.ledger.names import read_names, write_names
+from kubenpu.model.device import Visibility
+from kubenpu.model.errors import KernelError, KubeNpuError
+from kubenpu.model.sample import HookStatus, KernelSample
+from kubenpu.model.view import SourceStatus, View
+from kubenpu.service.inventory import Inventory, apply_rules, read_inventory
+
+log = logging.getLogger(__name__)
+SIMULATED_MARK = "kubenpu-simulated"
+RESOLVE_DEADLINE_S = 2.0
+NAMES_NAME = "names.json"
+
+
+def boot_seconds() -> float:
+    """Now on the ledger's clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Node:
+    """Everything kubenpud knows about its node."""
+
+    def __init__(self, settings: Settings, cgroup_mount: Path) -> None:
+        self._settings = settings
+        self._mount = cgroup_mount
+        self._runtimes = Runtimes(settings.cri_sockets or None)
+        self._resolver = Resolver(self._runtimes.clients, nested_node=not sees_whole_tree(cgroup_mount))
+        self._lock = threading.Lock()
+        self._store: CounterStore | None = None
+        self._store_pin: int | None = None
+        self._inventory: Inventory | None = None
+        self._sources: dict[str, SourceStatus] = {}
+        self._index = CgroupIndex(cgroup_mount)
+        self._attempts: dict[int, int] = {}
+        self._saved_names = 0
+        self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._ledger = Ledger(settings.retention_seconds, time.time() - boot_seconds())
+        self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
+        self._load_names()
+
+    # ---- sources ----
+
+    @contextmanager
+    def _source(self, name: str) -> Iterator[None]:
+        """Times a source and keeps its outcome; errors of ours are kept and logged when they begin, not raised."""
+        begin = time.monotonic()
+        reason = ""
+        try:
+            yield
+        except KubeNpuError as e:
+            reason = str(e)
+        self._note(name, reason, time.monotonic() - begin)
+
+    def _note(self, name: str, reason: str, seconds: float) -> None:
+        before = self._sources.get(name)
+        if reason and (before is None or before.up or before.reason != reason):
+            log.warning("%s: %s", name, reason)
+        if not reason and before is not None and not before.up:
+            log.info("%s: works again", name)
+        self._sources[name] = SourceStatus(name, not reason, seconds, reason)
+
+    def open(self) -> bool:
+        """Opens the pins, again when kubenpu-probe has made new ones. True when they are open."""
+        with self._lock, self._source("counters"):
+            pin = self._pin_identity()
+            if self._store is not None and pin == self._store_pin:
+                return True
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            self._store = CounterStore(self._settings.pin_directory)
+            self._store_pin = pin
+            if self._inventory is not None:
+                apply_rules(self._store, self._inventory, self._settings.run_directory)
+        return self._store is not None
+
+    def _pin_identity(self) -> int | None:
+        try:
+            return Pins(self._settings.pin_directory).map("cells").stat().st_ino
+        except OSError:
+            return None
+
+    def bell(self) -> int | None:
+        """A file descriptor that becomes readable when a new cgroup was seen; None while the pins are not open."""
+        return self._store.bell.fd if self._store is not None else None
+
+    def silence(self) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.bell.silence()
+
+    def rescan_devices(self) -> None:
+        """Reads sysfs again and tells the kernel what to count."""
+        with self._lock, self._source("devices"):
+            self._inventory = read_inventory(self._settings.sysfs, self._settings.drivers_directory)
+            if self._store is not None:
+                apply_rules(self._store, self._inventory, self._settings.run_directory)
+
+    # ---- whose it is ----
+
+    def resolve(self) -> float | None:
+        """Asks the runtimes about cgroups without a final owner; may take seconds.
+
+        Returns after how many seconds the next of them may be asked about again, None when all owners are final.
+        """
+        with self._lock:
+            sample = self._read()
+            if sample is None:
+                return None
+            paths = {i: self._path(sample, i) for i in self._ledger.to_resolve(sample, boot_seconds())}
+        attempts = {path: self._attempts.get(i, 0) for i, path in paths.items() if path is not None}
+        begin = time.monotonic()
+        answers = self._resolver.resolve_many(attempts, RESOLVE_DEADLINE_S) if attempts else {}
+        with self._lock:
+            if attempts:
+                self._note_runtimes(time.monotonic() - begin)
+            now = boot_seconds()
+            for cgroup_id, path in paths.items():
+                answer = answers.get(path) if path is not None else None
+                if answer is not None:
+                    attempt = self._attempts.pop(cgroup_id, 0)
+                    self._ledger.set_resolution(cgroup_id, answer, now + next_retry_s(attempt))
+                    if not answer.final:
+                        self._attempts[cgroup_id] = attempt + 1
+            self._save_names()
+            waiting = self._ledger.to_resolve(sample, float("inf"))
+            return self._ledger.next_retry_s(sample, now) if waiting else None
+
+    def _note_runtimes(self, seconds: float) -> None:
+        for runtime in self._runtimes.clients():
+            self._note(f"cri:{runtime.name}", runtime.trouble, seconds)
+
+    def _path(self, sample: KernelSample, cgroup_id: int) -> str | None:
+        """Where a cgroup is or was, None when nobody knows. A path cut short still holds its pod segment."""
+        record = sample.cgroups.get(cgroup_id)
+        whole = self._whole_path(sample, cgroup_id)
+        return whole if whole is not None or record is None or record.path == "/" else record.path
+
+    def _whole_path(self, sample: KernelSample, cgroup_id: int) -> str | None:
+        """As captured in the kernel, else as found in the tree now; None when it was cut short and is gone."""
+        record = sample.cgroups.get(cgroup_id)
+        return record.path if record is not None and not record.truncated else self._index.path(cgroup_id)
+
+    def _load_names(self) -> None:
+        with self._source("names"):
+            self._ledger.adopt_names(read_names(self._settings.run_directory / NAMES_NAME, self._boot_id))
+
+    def _save_names(self) -> None:
+        names = self._ledger.names()
+        fingerprint = hash(frozenset(names.items()))
+        if fingerprint != self._saved_names:
+            with self._source("names"):
+                write_names(self._settings.run_directory / NAMES_NAME, self._boot_id, names)
+                self._saved_names = fingerprint
+
+    # ---- housekeeping ----
+
+    def tidy(self) -> None:
+        """Marks removed cgroups dead, folds and frees cells, forgets cgroups nobody owns."""
+        now = boot_seconds()
+        with self._lock:
+            sample = self._read()
+            if sample is None or self._store is None:
+                return
+            for cgroup_id in self._ledger.alive(sample):
+                path = self._whole_path(sample, cgroup_id)
+                if path is None or not alive(self._mount, path, cgroup_id):
+                    self._ledger.mark_dead(cgroup_id, now)
+            merges = self._ledger.plan_merges(sample, now)
+            for merge in merges:
+                self._store.merge(merge)
+            if merges:
+                self._forget(self._store)
+            self._store.reopen_search()
+            self._save_names()
+
+    def _forget(self, store: CounterStore) -> None:
+        owners = {c.cgroup_id for c in store.read().cells}
+        for cgroup_id in store.recorded_cgroups() - owners:
+            record = store.read_cgroup(cgroup_id)
+            if record is None or record.truncated or not alive(self._mount, record.path, cgroup_id):
+                store.forget_cgroups([cgroup_id])
+
+    # ---- the picture ----
+
+    def _read(self) -> KernelSample | None:
+        sample = None
+        with self._source("counters"):
+            if self._store is None:
+                raise KernelError("the pinned counters are not open", "Start kubenpu-probe (kubenpu-probe load)")
+            sample = self._store.read()
+        return sample
+
+    def view(self) -> View:
+        """Reads the kernel's totals now and joins them with what is known."""
+        with self._lock:
+            sample = self._read()
+            hooks, since = self._hooks()
+            facts = NodeFacts(
+                version=__version__,
+                node=os.uname().nodename,
+                simulated=self.simulated,
+                counting_since=since,
+                devices=self._inventory.devices if self._inventory else (),
+                hooks=hooks,
+                sources=tuple(self._sources[n] for n in sorted(self._sources)),
+                index_rebuilds=self._index.rebuilds,
+            )
+            addresses = self._store.slots() if self._store is not None else {}
+            return self._ledger.view(sample, addresses, facts)
+
+    def _hooks(self) -> tuple[tuple[HookStatus, ...], float | None]:
+        """The hooks as the probe left them, set to off where the pins say otherwise; and when counting began."""
+        try:
+            hooks, _ = read_state(self._settings.run_directory)
+        except KernelError as e:
+            return (HookStatus(HOOK, OFF, str(e), 0),), None
+        if not hooks:
+            return (HookStatus(HOOK, OFF, "kubenpu-probe has not run since boot", 0),), None
+        if self._store is None or not self._store.hook_attached():
+            hooks = tuple(HookStatus(h.hook, OFF, h.reason or "its pins were removed", h.since_ns) for h in hooks)
+        since = min((h.since_ns for h in hooks if h.mechanism != OFF), default=None)
+        return hooks, None if since is None else since / 1e9 + self._ledger.boot_unix_s
+
+    def visibility(self, vendor: str | None) -> Visibility | None:
+        """Whether submissions of a driver pass an ioctl; None when no table knows the driver."""
+        table = self._inventory.tables.by_name(vendor) if self._inventory else None
+        return table.visibility if table else None
+
+    def summary(self) -> str:
+        """One line for systemctl status."""
+        hooks, _ = self._hooks()
+        hook = ", ".join(f"{h.hook} {h.mechanism}" + (f" ({h.reason})" if h.mechanism == OFF else "") for h in hooks)
+        count = len(self._inventory.devices) if self._inventory else 0
+        mark = "SIMULATED NODE, " if self.simulated else ""
+        return f"{mark}{count} accelerator{'s' if count != 1 else ''}, {hook}"
+
+    def close(self) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+        self._runtimes.close()

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger over a model of the kernel's counter array, driven at random: nothing is lost, no series goes down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kubenpu.ledger.ledger import Ledger, NodeFacts
+from kubenpu.ledger.standing import series_owner
+from kubenpu.model.identity import Owner, OwnerKind, Resolution
+from kubenpu.model.sample import ZERO, Cell, CellMerge, Counts, DeviceTotals, KernelSample
+from kubenpu.model.view import View
+
+DEVICES = {0: "0000:00:02.0", 1: "0000:00:03.0"}
+SLOTS_MAX = 16
+RETENTION_S = 10.0
+OWNERS = (
+    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1"),
+    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u2"),
+    Owner(OwnerKind.POD, namespace="shop", pod="db-0", container="main", pod_uid="u3"),
+    Owner(OwnerKind.HOST, unit="ssh.service"),
+    Owner(OwnerKind.UNKNOWN, pod_uid="u4", container_id="c4"),
+)
+Series = dict[tuple[Owner, str], tuple[float, Counts]]
+FACTS = NodeFacts("1", "n", False, counting_since=0.0)
+
+
+class KernelModel:
+    """Cells, independent totals and losses, as the BPF program and the merging code keep them."""
+
+    def __init__(self) -> None:
+        self.cells = {slot: Cell(slot, 0, slot, 0, ZERO) for slot in DEVICES}
+        self.totals = dict.fromkeys(DEVICES, ZERO)
+        self.lost = dict.fromkeys(DEVICES, 0)
+
+    def call(self, cgroup_id: int, device: int, kind: int, now_ns: int) -> None:
+        calls = tuple(int(kind == k) for k in range(7))
+        once = Counts(calls, (0,) * 7, 3 if kind == 4 else 0)
+        self.totals[device] += once
+        for cell in self.cells.values():
+            if (cell.cgroup_id, cell.device) == (cgroup_id, device):
+                self.cells[cell.index] = replace(cell, counts=cell.counts + once)
+                return
+        free = set(range(len(DEVICES), SLOTS_MAX)) - self.cells.keys()
+        if not free:
+            self.lost[device] += 1
+            return
+        self.cells[min(free)] = Cell(min(free), cgroup_id, device, now_ns, once)
+
+    def merge(self, merge: CellMerge) -> None:
+        source, target = self.cells.pop(merge.source), self.cells[merge.target]
+        assert source.device == target.device
+        self.cells[target.index] = replace(target, counts=target.counts + source.counts)
+
+    def sample(self, now_ns: int) -> KernelSample:
+        totals = {slot: DeviceTotals(slot, self.totals[slot], {"full": self.lost[slot]}) for slot in DEVICES}
+        return KernelSample(
+            now_ns, tuple(self.cells.values()), {}, totals, totals, {}, len(self.cells) - len(DEVICES), SLOTS_MAX
+        )
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Cgroups are born with an owner, call, get resolved early or late, die; the daemon may be killed at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = KernelModel()
+        self.ledger = Ledger(RETENTION_S, boot_unix_s=0.0)
+        self.owners: dict[int, Owner] = {}
+        self.alive: dict[Owner, int] = {}
+        self.now = 1.0
+        self.shown: Series = {}
+        self.retired_early = 0
+
+    @rule(owner=st.sampled_from(OWNERS), device=st.sampled_from(sorted(DEVICES)), kind=st.sampled_from([0, 4]))
+    def call(self, owner: Owner, device: int, kind: int) -> None:
+        """The owner's living cgroup calls; it is born first if there is none."""
+        if owner not in self.alive:
+            self.alive[owner] = len(self.owners) + 1
+            self.owners[self.alive[owner]] = owner
+        self.kernel.call(self.alive[owner], device, kind, int(self.now * 1e9))
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def die(self, owner: Owner) -> None:
+        self.alive.pop(owner, None)
+
+    @rule(seconds=st.sampled_from([0.5, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        answer=st.sampled_from(["final", "final", "wrong guess", "none"]), part=st.sampled_from([None, None, 0, 1, 3])
+    )
+    def daemon_cycle(self, answer: str, part: int | None) -> None:
+        """Ask whose it is, find the dead, fold; perhaps get killed after the first `part` merges."""
+        sample = self.kernel.sample(int(self.now * 1e9))
+        for cgroup_id in self.ledger.to_resolve(sample, self.now):
+            if answer != "none":
+                owner = self.owners[cgroup_id] if answer == "final" else OWNERS[cgroup_id % len(OWNERS)]
+                self.ledger.set_resolution(cgroup_id, Resolution(owner, answer == "final", "test"), self.now + 0.1)
+        for cgroup_id in self.ledger.alive(sample):
+            if cgroup_id not in self.alive.values():
+                self.ledger.mark_dead(cgroup_id, self.now)
+        merges = self.ledger.plan_merges(sample, self.now)[:part]
+        for merge in merges:
+            self.kernel.merge(merge)
+        if part is not None and any(merge.target in DEVICES for merge in merges):
+            self.shown = {}
+
+    @rule(names_kept=st.sampled_from([True, True, False]))
+    def restart(self, names_kept: bool) -> None:
+        names = self.ledger.names() if names_kept else {}
+        self.ledger = Ledger(RETENTION_S, boot_unix_s=0.0)
+        self.ledger.adopt_names(names)
+        self.retired_early = 0
+        if not names_kept:
+            self.shown = {}
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def crash_loop(self, owner: Owner) -> None:
+        """More restarts of one container than there are cells: folding must make room, nothing may be lost."""
+        lost = sum(self.kernel.lost.values())
+        for _ in range(SLOTS_MAX):
+            self.die(owner)
+            self.daemon_cycle("final", None)
+            self.no_series_goes_down()
+            self.call(owner, 0, 0)
+        assert sum(self.kernel.lost.values()) == lost
+
+    def view(self) -> View:
+        return self.ledger.view(self.kernel.sample(int(self.now * 1e9)), DEVICES, FACTS)
+
+    @invariant()
+    def every_call_is_somewhere(self) -> None:
+        view = self.view()
+        for device in view.device_usage:
+            shown = sum((usage.counts for usage in view.usage if usage.device == device.device), ZERO)
+            assert device.imbalance == 0
+            assert sum((shown + device.departed).calls) + sum(device.lost.values()) == sum(device.counts.calls)
+
+    @invariant()
+    def no_series_goes_down(self) -> None:
+        view = self.view()
+        keys = [(usage.owner, usage.device) for usage in view.usage]
+        assert len(keys) == len(set(keys))
+        if view.retired_early != self.retired_early:
+            self.retired_early, self.shown = view.retired_early, {}
+        for key, (since, counts) in self.series(view).items():
+            old_since, old = self.shown.get(key, (since, ZERO))
+            assert since <= old_since
+            assert all(new >= old for new, old in zip(counts.calls, old.calls, strict=True))
+            assert counts.wait_ns >= old.wait_ns
+        self.shown = self.series(view)
+
+    @staticmethod
+    def series(view: View) -> Series:
+        """Counters as an exporter shows them: pods of one name are one series; what is unknown is no counter."""
+        found: Series = {}
+        for usage in view.usage:
+            if usage.owner.kind is not OwnerKind.UNKNOWN:
+                key = (series_owner(usage.owner), usage.device)
+                since, counts = found.get(key, (usage.since, ZERO))
+                found[key] = (min(since, usage.since), counts + usage.counts)
+        return found
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase

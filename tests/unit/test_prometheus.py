@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scrape says: golden text, names and labels, absence instead of zero, and hostile label values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import Metric as Family
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from kubenpu.exporters.metrics import METRICS
+from kubenpu.exporters.prometheus import MAX_LABEL_CHARACTERS, Exposition, prefers_openmetrics
+from kubenpu.model.device import Device, Node, Visibility
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.view import DeviceUsage, SourceStatus, Usage, View
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+IGPU, NPU, ODD = "0000:00:02.0", "0000:00:0b.0", "odd-device"
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+POD = Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1")
+HOST = Owner(OwnerKind.HOST, unit="ssh.service")
+LOST = Owner(OwnerKind.UNKNOWN, pod_uid="u9", container_id="c9")
+TABLES = {"i915": Visibility.ALWAYS, "intel_vpu": Visibility.PARTLY, "doorbell": Visibility.NEVER}
+
+
+def counts(*calls: int, wait_ns: int = 0) -> Counts:
+    calls = calls + (0,) * (7 - len(calls))
+    return Counts(calls, tuple(n // 10 for n in calls), wait_ns)
+
+
+VIEW = View(
+    version="0.1.0",
+    node="node-1",
+    simulated=False,
+    counting_since=1700000000.25,
+    devices=(
+        Device(IGPU, "drm", "i915", "i915", "8086:5917", 0, (Node("dri/card1", 226, 1),), "/sys/x"),
+        Device(ODD, "accel", None, None, None, None, (), "/sys/y"),
+    ),
+    usage=(
+        Usage(POD, IGPU, "i915", counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000), 1700000100.5, True),
+        Usage(HOST, ODD, None, counts(0, 0, 0, 0, 0, 0, 12), 1700000200.0, False),
+        Usage(LOST, IGPU, "i915", counts(3), 1700000300.0, False),
+        Usage(Owner(OwnerKind.UNKNOWN), IGPU, "i915", counts(2, 1), 1700000300.0, True),
+    ),
+    device_usage=(
+        DeviceUsage(IGPU, "i915", counts(140, 21, 0, 0, 7), counts(30), {"cells-full": 5}, 0, 1700000000.25),
+        DeviceUsage(ODD, None, counts(0, 0, 0, 0, 0, 0, 12), ZERO, {"cells-full": 0}, -1, 1700000000.25),
+    ),
+    hooks=(HookStatus("drm_ioctl", "fentry", "", 5), HookStatus("file_ioctl", "off", "no such device", 5)),
+    sources=(SourceStatus("counters", True, 0.0005), SourceStatus("cri:containerd", False, 2.0, "down")),
+    dropped={"cells-full": 5},
+    slots_used=4,
+    slots_max=8192,
+    index_rebuilds=1,
+    retired_early=2,
+)
+
+
+def render(view: View, accept: str = "") -> str:
+    reasons = ("cells-full", "no-device")
+    return Exposition(lambda: view, TABLES.get, reasons).render(accept)[1].decode("utf-8")
+
+
+def parse(text: str, accept: str = "") -> list[Family]:
+    if accept:
+        return list(openmetrics_parser.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+    return list(text_string_to_metric_families(text))
+
+
+def samples(view: View) -> list[Sample]:
+    return [sample for family in parse(render(view)) for sample in family.samples]
+
+
+def select(view: View, name: str, **labels: str) -> dict[str, float]:
+    """Values of one metric by kind, or under "" without."""
+    return {
+        sample.labels.get("kind", ""): sample.value
+        for sample in samples(view)
+        if sample.name == name and labels.items() <= sample.labels.items()
+    }
+
+
+def assert_unique(found: Iterable[Sample]) -> None:
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in found]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(("name", "accept"), [("scrape.txt", ""), ("scrape.openmetrics", PROMETHEUS_3)])
+def test_golden_scrape(name: str, accept: str) -> None:
+    text = render(VIEW, accept)
+    if "KUBENPU_UPDATE_GOLDEN" in os.environ:
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
+
+
+def test_no_label_set_appears_twice_and_no_family_either() -> None:
+    for families in (parse(render(VIEW, accept), accept) for accept in ("", PROMETHEUS_3)):
+        assert_unique(sample for family in families for sample in family.samples)
+        assert len({family.name for family in families}) == len(families)
+
+
+def test_the_output_is_what_the_table_says() -> None:
+    table = {metric.name: metric for metric in METRICS}
+    found = samples(VIEW)
+    assert {sample.name for sample in found} == set(table)
+    for sample in found:
+        assert set(sample.labels) <= set(table[sample.name].labels)
+    for metric in METRICS:
+        assert metric.type in {"counter", "gauge"}
+        assert metric.name.endswith("_total") == (metric.type == "counter")
+        assert metric.help.endswith(".")
+
+
+def test_every_kind_of_a_seen_workload_is_there_from_the_start() -> None:
+    calls = select(VIEW, "kubenpu_ioctl_total", pod="web-0", namespace="shop", container="main", device=IGPU)
+    assert calls == {"submit": 100, "alloc": 20, "free": 0, "map": 0, "wait": 7, "context": 0, "other": 0}
+    assert select(VIEW, "kubenpu_ioctl_errors_total", pod="web-0")["submit"] == 10
+    assert select(VIEW, "kubenpu_ioctl_wait_seconds_total", pod="web-0") == {"": 1.5}
+
+
+@pytest.mark.parametrize(("vendor", "shown"), [("i915", True), ("intel_vpu", True), ("doorbell", False), (None, False)])
+def test_submissions_nobody_can_see_have_no_series(vendor: str | None, shown: bool) -> None:
+    view = dataclasses.replace(VIEW, usage=(Usage(POD, NPU, vendor, counts(0, 5), 1.0, True),))
+    for name in ("kubenpu_ioctl_total", "kubenpu_ioctl_errors_total"):
+        kinds = select(view, name, device=NPU, vendor=vendor or "-")
+        assert ("submit" in kinds, len(kinds)) == (shown, 6 + shown)
+
+
+def test_a_counted_submission_is_shown_whatever_the_table_says() -> None:
+    view = dataclasses.replace(VIEW, usage=(Usage(POD, NPU, "doorbell", counts(4), 1.0, True),))
+    assert select(view, "kubenpu_ioctl_total", device=NPU)["submit"] == 4
+
+
+def test_unattributed_calls_are_added_up_per_device() -> None:
+    assert select(VIEW, "kubenpu_unattributed_ioctls", device=IGPU)["submit"] == 5
+    assert select(VIEW, "kubenpu_unattributed_ioctls", device=ODD)["other"] == 0
+
+
+def test_pods_host_departed_unattributed_and_losses_are_the_device_total() -> None:
+    parts = {
+        "kubenpu_ioctl_total",
+        "kubenpu_host_ioctl_total",
+        "kubenpu_departed_ioctl_total",
+        "kubenpu_unattributed_ioctls",
+        "kubenpu_events_dropped_total",
+    }
+    total = sum(sample.value for sample in samples(VIEW) if sample.name in parts)
+    assert total == sum(sample.value for sample in samples(VIEW) if sample.name == "kubenpu_device_ioctl_total")
+
+
+def test_two_pods_of_one_name_are_one_series_since_the_first() -> None:
+    again = dataclasses.replace(POD, pod_uid="u2")
+    twin = Usage(again, IGPU, "i915", counts(1), 1699999999.0, True)
+    view = dataclasses.replace(VIEW, usage=(*VIEW.usage, twin))
+    assert select(view, "kubenpu_ioctl_total", pod="web-0")["submit"] == 101
+    text = render(view, PROMETHEUS_3)
+    created = [line for line in text.splitlines() if line.startswith("kubenpu_ioctl_created")]
+    assert len(created) == 7
+    assert all(line.endswith(" 1.699999999e+09") for line in created)
+
+
+def test_without_a_hook_there_is_no_ioctl_series() -> None:
+    off = tuple(dataclasses.replace(hook, mechanism="off") for hook in VIEW.hooks)
+    view = dataclasses.replace(VIEW, hooks=off, counting_since=None, dropped={}, slots_used=0, slots_max=0)
+    names = {sample.name for sample in samples(view)}
+    assert not [name for name in names if "ioctl" in name or "imbalance" in name or "dropped" in name]
+    assert "kubenpu_counting_since_seconds" not in names
+    assert "kubenpu_counter_slots_max" not in names
+    assert select(view, "kubenpu_hook_up", hook="drm_ioctl", mechanism="off") == {"": 0}
+    assert select(view, "kubenpu_simulated") == {"": 0}
+
+
+def test_every_known_loss_has_a_number() -> None:
+    assert select(VIEW, "kubenpu_events_dropped_total", reason="cells-full") == {"": 5}
+    assert select(VIEW, "kubenpu_events_dropped_total", reason="no-device") == {"": 0}
+
+
+def test_a_simulated_node_says_so() -> None:
+    assert select(dataclasses.replace(VIEW, simulated=True), "kubenpu_simulated") == {"": 1}
+
+
+def test_start_times_are_no_series_in_the_text_format() -> None:
+    assert "_created" not in render(VIEW)
+    assert 'kubenpu_ioctl_created{container="main"' in render(VIEW, PROMETHEUS_3)
+
+
+HOSTILE = [
+    'a"} 1\nfake{x="',
+    "\n",
+    "\\",
+    "\\n",
+    "\x00",
+    "\udcff",
+    "\ud800",
+    "x" * 4096,
+    "\r\x1b[31m",
+    "\u2028",
+    "é",
+    "",
+]
+
+
+@pytest.mark.parametrize("accept", ["", PROMETHEUS_3])
+def test_hostile_labels_make_one_series_each(accept: str) -> None:
+    owners = [Owner(OwnerKind.POD, namespace="n", pod=text, container="c") for text in HOSTILE]
+    owners += [Owner(OwnerKind.HOST, unit=text) for text in HOSTILE]
+    usage = tuple(Usage(owner, IGPU, "i915", counts(1), 1.0, True) for owner in owners)
+    text = render(dataclasses.replace(VIEW, usage=usage, node="\udcff\n", dropped={"\n": 1}), accept)
+    found = [sample for family in parse(text, accept) for sample in family.samples]
+    assert_unique(found)
+    pods = {s.labels["pod"]: s.value for s in found if s.name == "kubenpu_ioctl_total" and s.labels["kind"] == "submit"}
+    # a newline is shown as the two characters that one of the other values consists of: those two are one series
+    assert sum(pods.values()) == len(HOSTILE)
+    assert len(pods) == len(HOSTILE) - 1
+    assert pods["\\n"] == 2
+    assert all(len(pod) <= MAX_LABEL_CHARACTERS and pod.isprintable() for pod in pods)
+    assert "fake{" not in [line[:5] for line in text.splitlines()]
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(codec=None), max_size=30), max_size=5))
+def test_any_text_is_a_label(texts: list[str]) -> None:
+    usage = tuple(
+        Usage(Owner(OwnerKind.POD, namespace=t, pod=t, container=t), IGPU, t, counts(1), 1.0, True) for t in texts
+    )
+    found = samples(dataclasses.replace(VIEW, usage=usage))
+    assert_unique(found)
+    assert sum(s.value for s in found if s.name == "kubenpu_ioctl_total") == len(texts)
+
+
+def test_equal_gauges_are_not_added_up() -> None:
+    view = dataclasses.replace(VIEW, devices=VIEW.devices * 2, sources=VIEW.sources * 2)
+    assert select(view, "kubenpu_device_info", device=IGPU) == {"": 1}
+    assert select(view, "kubenpu_source_up", source="counters") == {"": 1}
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain;version=0.0.4", False),
+        ("application/openmetrics-text", True),
+        (PROMETHEUS_3, True),
+        ("text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.4", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=junk", False),
+        ("application/openmetrics-text;q=nan, text/plain", False),
+        ("application/vnd.google.protobuf;q=0.9,text/plain;q=0.1", False),
+        (",;,;;q=,", False),
+    ],
+)
+def test_content_negotiation(accept: str, expected: bool) -> None:
+    assert prefers_openmetrics(accept) is expected
+    content_type, body = Exposition(lambda: VIEW, TABLES.get).render(accept)
+    start = "application/openmetrics-text; version=" if expected else "text/plain; version=0.0.4; charset=utf-8"
+    assert content_type.startswith(start)
+    assert body.endswith(b"# EOF\n") is expected
+
+
+@pytest.mark.parametrize("version", ["99", "1.x", "1\r\nX: y", "-1"])
+def test_a_strange_version_does_not_reach_the_library(version: str) -> None:
+    content_type, _ = Exposition(lambda: VIEW, TABLES.get).render(f"application/openmetrics-text;version={version}")
+    assert version not in content_type.replace("version=1.0.0", "").replace("version=0.0.1", "")

@@ -26,6 +26,7 @@ from kubenpu.devices.watch import DeviceWatch
 from kubenpu.exporters.prometheus import Exposition
 from kubenpu.exporters.web import WebServer, node_routes
 from kubenpu.identity.index import find_cgroup2_mount
+from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.service.node import Node
@@ -47,7 +48,7 @@ class Daemon:
         self._wake = asyncio.Event()
         self._stopping = False
         self._due: dict[str, float] = {"rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
-        self._bell: int | None = None
+        self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
         self._status = ""
 
@@ -127,12 +128,13 @@ class Daemon:
             self._status = status
 
     def _listen_to_bell(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Follows the node to another bell when the pins were made anew; the new fd may have the old number."""
         bell = self._node.bell()
-        if bell != self._bell:
+        if bell is not self._bell:
             if self._bell is not None:
-                loop.remove_reader(self._bell)
+                loop.remove_reader(self._bell.fd)
             if bell is not None:
-                loop.add_reader(bell, self._on_bell, loop)
+                loop.add_reader(bell.fd, self._on_bell, loop)
             self._bell = bell
 
     def _on_bell(self, loop: asyncio.AbstractEventLoop) -> None:

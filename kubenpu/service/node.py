@@ -22,6 +22,7 @@ from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.resolve import Resolver, next_retry_s
 from kubenpu.kernel.attach import HOOK, OFF
+from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.pins import Pins, read_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
@@ -85,12 +86,15 @@ class Node:
             log.info("%s: works again", name)
         self._sources[name] = SourceStatus(name, not reason, seconds, reason)
 
-    def open(self) -> bool:
-        """Opens the pins, again when kubenpu-probe has made new ones. True when they are open."""
+    def open(self) -> None:
+        """Opens the pins if they are not open yet."""
         with self._lock, self._source("counters"):
-            pin = self._pin_identity()
-            if self._store is not None and pin == self._store_pin:
-                return True
+            self._current_store()
+
+    def _current_store(self) -> CounterStore:
+        """The store over the pins that exist now: kubenpu-probe may have removed the old ones and made new ones."""
+        pin = self._pin_identity()
+        if self._store is None or pin != self._store_pin:
             if self._store is not None:
                 self._store.close()
                 self._store = None
@@ -98,7 +102,7 @@ class Node:
             self._store_pin = pin
             if self._inventory is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)
-        return self._store is not None
+        return self._store
 
     def _pin_identity(self) -> int | None:
         try:
@@ -106,9 +110,9 @@ class Node:
         except OSError:
             return None
 
-    def bell(self) -> int | None:
-        """A file descriptor that becomes readable when a new cgroup was seen; None while the pins are not open."""
-        return self._store.bell.fd if self._store is not None else None
+    def bell(self) -> Bell | None:
+        """What becomes readable when a new cgroup was seen; None while the pins are not open."""
+        return self._store.bell if self._store is not None else None
 
     def silence(self) -> None:
         with self._lock:
@@ -212,9 +216,7 @@ class Node:
     def _read(self) -> KernelSample | None:
         sample = None
         with self._source("counters"):
-            if self._store is None:
-                raise KernelError("the pinned counters are not open", "Start kubenpu-probe (kubenpu-probe load)")
-            sample = self._store.read()
+            sample = self._current_store().read()
         return sample
 
     def view(self) -> View:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything a developer or packager does. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+MACHINE ?= $(shell uname -m)
+CLANG ?= clang
+STRIP ?= llvm-strip
+PROTOC ?= protoc
+MACHINES := x86_64 aarch64
+BPF_ARCH_x86_64 := x86
+BPF_ARCH_aarch64 := arm64
+# headers of each machine: its own where we build, a cross package for the other; looked for when `make deps` is done
+SYSTEM_HEADERS_x86_64 = $(firstword $(wildcard /usr/include/x86_64-linux-gnu) /usr/x86_64-linux-gnu/include)
+SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) /usr/aarch64-linux-gnu/include)
+BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror \
+	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
+BPF_HEADERS := $(wildcard bpf/*.h)
+BPF_OBJECTS := $(MACHINES:%=build/bpf/%/drm_ioctl.bpf.o)
+BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
+PROTO := kubenpu/identity/cri_pb2.py
+SIM := build/sim/sim_workload
+
+# Debian packages: what `make check` needs, what building and running here needs too, what the other tests need too
+CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
+CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
+PACKAGES_check := protobuf-compiler python3-venv
+PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount $(CROSS_HEADERS_$(MACHINE))
+PACKAGES_test := e2fsprogs mmdebstrap qemu-system-x86 systemd
+
+# units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
+PREFIX := /usr
+DESTDIR ?=
+PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
+UNITS := $(wildcard systemd/*.service)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help deps venv build bpf proto sim check format test test-bpf test-integration test-vm bench run install clean bpffs
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- what has to be there first ----
+
+deps: build/deps-check build/deps-build build/deps-test  ## Debian packages that all of this needs (root, only if some are missing)
+
+build/deps-%: Makefile
+	@mkdir -p $(@D)
+	@set -e; command -v dpkg-query >/dev/null || { echo "not Debian: install what the lists in Makefile mean"; exit 0; }; \
+	missing=$$(for package in $(PACKAGES_$*); do \
+		dpkg-query -W -f '$${db:Status-Status}\n' $$package 2>/dev/null | grep -qx installed || echo $$package; done); \
+	test -n "$$missing" || exit 0; \
+	echo "missing Debian packages:" $$missing; \
+	test "$$(id -u)" = 0 || { echo "Run as root once: make deps" >&2; exit 1; }; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	get="apt-get -qq -y --no-install-recommends install"; \
+	$$get $$missing >/dev/null 2>&1 || { apt-get -qq update && $$get $$missing >/dev/null; }
+	@touch $@
+
+venv: $(VENV)/made  ## Python environment with everything for development, in .venv
+
+$(VENV)/made: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# ---- what is made ----
+
+build: bpf proto sim  ## BPF objects of both machines, protobuf messages, the simulated node's workload
+
+bpf: $(BPF_OBJECTS)
+
+build/bpf/%/drm_ioctl.bpf.o: bpf/drm_ioctl.bpf.c $(BPF_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_FLAGS) -c $< -o $@
+	$(STRIP) -g $@
+
+build/bpf/%/bench_body.bpf.o: tests/bench/body.bpf.c $(BPF_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_FLAGS) -c $< -o $@
+	$(STRIP) -g $@
+
+sim: $(SIM)
+
+$(SIM): tests/fakes/sim_workload.c
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -o $@ $<
+
+proto: $(PROTO)
+
+%_pb2.py: %.proto
+	$(PROTOC) -I $(@D) --python_out=$(@D) $<
+
+# ---- tests ----
+
+check: build/deps-check venv proto  ## quick, no root: lint, types, repository rules, unit tests
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest tests/rules tests/unit
+
+format:  ## put the Python code into shape
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+test: deps check test-bpf test-integration test-vm  ## everything, as root, from nothing: installs, builds, checks, boots guests
+
+test-bpf: build/deps-check build/deps-build venv build bpffs  ## the kernel side on the kernel of this machine (root)
+	$(PY) -m pytest tests/bpf
+
+test-integration: build/deps-check build/deps-build venv build bpffs  ## daemon, runtimes and simulated node on this machine (root)
+	$(PY) -m pytest tests/integration
+
+test-vm: deps venv build  ## real pods on real kernels, in emulated guests (root, minutes)
+	$(PY) -m pytest tests/vm
+
+bench: build/deps-check build/deps-build venv build $(BENCH_OBJECT) bpffs  ## what a counted call costs, against other designs (root)
+	$(PY) -m tests.bench
+
+bpffs:
+	@mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
+
+# ---- use ----
+
+run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
+	$(PY) -m tests.fakes.simulated_node
+
+install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o proto  ## the product, below DESTDIR
+	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
+	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
+	$(call entry,$(PREFIX)/sbin/kubenpud,kubenpu.service.daemon)
+	$(call entry,$(PREFIX)/sbin/kubenpu-probe,kubenpu.service.probe)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf $<
+	install -d $(DESTDIR)$(PREFIX)/share/doc/kubenpu
+	$(PYTHON) -B -c 'from kubenpu.config.settings import render_sample; print(render_sample(), end="")' \
+		>$(DESTDIR)$(PREFIX)/share/doc/kubenpu/kubenpu.toml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
+	install -D -m 644 systemd/tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kubenpu.conf
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/udev/rules.d systemd/99-kubenpu.rules
+
+# a command of three lines; -I keeps PYTHONPATH and the user's own packages out of a process of root
+entry = printf '\#!/usr/bin/python3 -I\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' $(2) >$(DESTDIR)$(1) \
+	&& chmod 755 $(DESTDIR)$(1)
+
+clean:  ## remove what was made, keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(PROTO)
+	find kubenpu tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for the kernel side: one stem per hook, shared structs stand once, with their size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kubenpu.kernel import layout
+from kubenpu.model.kinds import KINDS, Kind
+from tests.rules.tree import ROOT, files, shown
+
+HOOKS = files(".bpf.c", below="bpf")
+HEADER = (ROOT / "bpf/drm_ioctl.h").read_text()
+
+
+def defined(name: str) -> int:
+    found = re.search(rf"^#define {name} (\d+)\b", HEADER, re.M)
+    assert found, f"{name} is not a plain number in drm_ioctl.h"
+    return int(found[1])
+
+
+@pytest.mark.parametrize("path", HOOKS, ids=shown)
+def test_hook_has_its_header(path: Path) -> None:
+    header = path.with_name(path.name.removesuffix(".bpf.c") + ".h")
+    assert header.exists()
+
+
+@pytest.mark.parametrize("path", HOOKS, ids=shown)
+def test_every_shared_struct_has_its_size_asserted(path: Path) -> None:
+    text = path.with_name(path.name.removesuffix(".bpf.c") + ".h").read_text()
+    structs = set(re.findall(r"^struct (\w+) \{", text, re.M))
+    assert structs
+    assert structs - set(re.findall(r"_Static_assert\(sizeof\(struct (\w+)\) ==", text)) == set()
+
+
+@pytest.mark.parametrize("path", HOOKS, ids=shown)
+def test_hook_states_its_case(path: Path) -> None:
+    """What it answers, what it costs, how it fails and what it cannot see, before any code."""
+    comment = path.read_text().partition("*/")[0]
+    assert [word for word in ("Hook -> question", "Cost:", "Fails", "Blind:") if word not in comment] == []
+
+
+def test_numbers_agree_with_python() -> None:
+    """BTF has no macros, so the check at start cannot compare these."""
+    assert defined("KNPU_ABI") == layout.ABI
+    assert defined("KNPU_KINDS") == layout.KINDS == len(KINDS)
+    assert defined("KNPU_KIND_WAIT") == Kind.WAIT
+    assert defined("KNPU_DEVICE_SLOTS") == layout.DEVICE_SLOTS
+    assert (defined("KNPU_DRM_MAJOR"), defined("KNPU_DRM_MINORS")) == (layout.DRM_MAJOR, layout.DRM_MINORS)
+    assert (defined("KNPU_ACCEL_MAJOR"), defined("KNPU_ACCEL_MINORS")) == (layout.ACCEL_MAJOR, layout.ACCEL_MINORS)
+
+
+def test_loss_reasons_agree_with_python() -> None:
+    def reasons(enum: str) -> tuple[str, ...]:
+        body = HEADER.partition(f"enum {enum} {{")[2].partition("}")[0]
+        return tuple(name.lower() for name in re.findall(r"KNPU_LOST_(\w+),", body))
+
+    assert reasons("knpu_device_loss") == layout.DEVICE_LOSSES
+    assert reasons("knpu_loss") == layout.NODE_LOSSES

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The units: systemd accepts them, every privilege says what it is for, and what was taken away stays away."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.rules.tree import ROOT, files, shown
+
+UNITS = files(".service", below="systemd")
+# systemd's measure times ten; lower is better, 20 is what the daemon must not exceed.
+MOST_EXPOSED = {"kubenpud.service": 20, "kubenpu-probe.service": 25}
+# `make deps` installs it, so the tests of a whole run have it.
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: make deps")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory with our units, what they start and the units of systemd that they are ordered against."""
+    units = tmp_path / "usr/lib/systemd/system"
+    units.mkdir(parents=True)
+    for path in UNITS:
+        shutil.copy(path, units)
+        for command in re.findall(r"^Exec\w+=(\S+)", path.read_text(), re.M):
+            program = tmp_path / command.lstrip("/")
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.touch(mode=0o755)
+    for name in ("basic", "multi-user", "network", "shutdown", "sysinit"):
+        (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
+    return tmp_path
+
+
+def analyze(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", f"--root={root}", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+@needs_systemd
+def test_systemd_accepts_the_units(root: Path) -> None:
+    done = analyze(root, "verify", *(path.name for path in UNITS))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("path", UNITS, ids=shown)
+def test_units_are_confined(root: Path, path: Path) -> None:
+    threshold = f"--threshold={MOST_EXPOSED[path.name]}"
+    done = analyze(root, "security", "--offline=yes", threshold, path.name)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", UNITS, ids=shown)
+def test_every_capability_says_which_call_needs_it(path: Path) -> None:
+    text = path.read_text()
+    (granted,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)
+    explained = set(re.findall(r"^# (CAP_\w+): ", text, re.M))
+    assert set(granted.split()) == explained
+
+
+def test_daemon_has_no_capability() -> None:
+    assert "\nCapabilityBoundingSet=\n" in (ROOT / "systemd/kubenpud.service").read_text()
+
+
+def test_every_unit_is_installed() -> None:
+    """Units by pattern, the other files by name."""
+    makefile = (ROOT / "Makefile").read_text()
+    others = [path for path in files("", below="systemd") if path not in UNITS]
+    assert [shown(path) for path in others if shown(path) not in makefile] == []
+    assert "$(UNITS)" in makefile
+
+
+def test_udev_never_starts_what_was_stopped() -> None:
+    rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
+    commands = re.findall(r'RUN\+="([^"]*)"', rules)
+    assert set(commands) == {"/usr/bin/systemctl --no-block try-reload-or-restart kubenpu-probe.service"}

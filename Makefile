@@ -27,7 +27,7 @@ CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
 CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
 PACKAGES_check := protobuf-compiler python3-venv
 PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount $(CROSS_HEADERS_$(MACHINE))
-PACKAGES_test := e2fsprogs mmdebstrap qemu-system-x86 systemd
+PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr

@@ -53,6 +53,7 @@ MECHANISMS = {
         Mechanism("uprobe", (("exit", "uretprobe"), ("enter", "uprobe"))),
     )
 }
+OLDEST_KERNEL = (6, 1)
 LADDER = ("fentry", "kprobe.multi", "kprobe")
 
 
@@ -117,7 +118,13 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
         reasons.append(f"{name}: {refusal}")
         if not facts.drm:
             reasons = ["drm is not loaded"]
-    _load_once(request, facts, messages, None, attach=False)
+    try:
+        _load_once(request, facts, messages, None, attach=False)
+    except KernelError as e:
+        if not e.remedy and facts.older_than(*OLDEST_KERNEL):
+            oldest = ".".join(map(str, OLDEST_KERNEL))
+            raise KernelError(e.cause, f"Kernel {facts.release} is too old: use {oldest} or later") from e
+        raise
     return HookStatus(HOOK, OFF, "; ".join(reasons), request.since_ns)
 
 

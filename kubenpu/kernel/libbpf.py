@@ -101,7 +101,7 @@ class Messages:
         bpf.library().libbpf_set_print(self._callback)
 
     def _take(self, level: int, form: bytes, arguments: int) -> int:
-        buffer = ctypes.create_string_buffer(1 << 20 if self.debug else 1 << 14)
+        buffer = ctypes.create_string_buffer(1 << 24 if self.debug else 1 << 16)
         self._format(buffer, ctypes.c_size_t(len(buffer)), form, ctypes.c_void_p(arguments))
         text = buffer.value.decode(errors="replace").rstrip("\n")
         if self.debug:

@@ -35,6 +35,11 @@ class KernelFacts:
     kprobes: bool
     missing_capabilities: tuple[str, ...]
 
+    def older_than(self, major: int, minor: int) -> bool:
+        """For the wording of an error only: what is possible is asked of the kernel, not of its version."""
+        found = re.match(r"(\d+)\.(\d+)", self.release)
+        return found is not None and (int(found.group(1)), int(found.group(2))) < (major, minor)
+
 
 def _text(path: Path) -> str:
     """The text of a small file, "" when it cannot be read: an unreadable optional file is no error."""

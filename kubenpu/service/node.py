@@ -196,6 +196,8 @@ class Node:
                 path = self._whole_path(sample, cgroup_id)
                 if path is None or not alive(self._mount, path, cgroup_id):
                     self._ledger.mark_dead(cgroup_id, now)
+            counted = {c.cgroup_id for c in sample.cells}
+            self._attempts = {i: n for i, n in self._attempts.items() if i in counted}
             merges = self._ledger.plan_merges(sample, now)
             for merge in merges:
                 self._store.merge(merge)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose work it is when paths are spelled in every way, containers live for moments, and the table is full."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cri_server import FakeCri, FakePod
+from tests.vm.guest import containerd, handmade, service, tally, wait
+from tests.vm.guest.drm import DrmDevice
+from tests.vm.guest.service import VIRTIO_KINDS
+
+pytestmark = pytest.mark.usefixtures("counting")
+
+FAKE_SOCKET = Path("/run/fake-cri.sock")
+LIVES = 500
+
+
+@pytest.fixture(scope="module")
+def fake_cri(counting: None) -> Iterator[FakeCri]:
+    """A second runtime beside containerd, for cgroups made by hand."""
+    server = FakeCri(FAKE_SOCKET)
+    server.start()
+    with service.configured(f'identity.cri_sockets = ["{containerd.SOCKET}", "{FAKE_SOCKET}"]\n'):
+        yield server
+    server.stop()
+
+
+def _id() -> str:
+    return uuid.uuid4().hex * 2
+
+
+def _pod(name: str, container_id: str, uid: str | None = None) -> FakePod:
+    return FakePod(uid or str(uuid.uuid4()), name, "spelled", _id(), {container_id: "main"})
+
+
+def _spellings(uid: str, container_id: str) -> dict[str, str]:
+    under = uid.replace("-", "_")
+    systemd = f"kubepods-burstable-pod{under}.slice"
+    return {
+        "systemd": f"/kubepods.slice/kubepods-burstable.slice/{systemd}/cri-containerd-{container_id}.scope",
+        "cgroupfs": f"/kubepods/burstable/pod{uid}/{container_id}",
+        "kind": f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-{systemd}"
+        f"/cri-containerd-{container_id}.scope",
+        "mixed": f"/system.slice/{systemd}:cri-containerd:{container_id}",
+        "crio": f"/kubepods.slice/kubepods-burstable.slice/{systemd}/crio-{container_id}.scope",
+        "crun": f"/kubepods.slice/kubepods-burstable.slice/{systemd}/crio-{container_id}.scope/container",
+        "docker": f"/kubepods.slice/kubepods-burstable.slice/{systemd}/docker-{container_id}.scope",
+        "nested": f"/kubepods/burstable/pod{uid}/{container_id}/init.scope/deep/deeper",
+    }
+
+
+@pytest.mark.parametrize("spelling", sorted(_spellings("u", "c")))
+def test_every_spelling_of_a_pod(fake_cri: FakeCri, virtio: DrmDevice, spelling: str) -> None:
+    """R13, the forms that are pods."""
+    container = _id()
+    pod = _pod(f"pod-{spelling}", container)
+    fake_cri.pods.append(pod)
+    path = _spellings(pod.uid, container)[spelling]
+    with handmade.cgroup(path):
+        done = handmade.run(path, "--node", virtio.render, "--do", "getparam:100")
+        service.assert_exact(done, VIRTIO_KINDS, virtio.address, namespace="spelled", pod=pod.name, container="main")
+
+
+def test_what_looks_like_a_pod_and_is_none(fake_cri: FakeCri, virtio: DrmDevice) -> None:
+    """R13, the forms that are not: a runtime's own unit, conmon, a plain container."""
+    plain = _id()
+    units = {
+        "/system.slice/containerd-like.service": "containerd-like.service",
+        f"/system.slice/docker-{plain}.scope": f"docker-{plain[:12]}",
+        f"/kubepods.slice/crio-conmon-{_id()}.scope": "conmon",
+    }
+    for path, unit in units.items():
+        with handmade.cgroup(path):
+            done = handmade.run(path, "--node", virtio.render, "--do", "getparam:9")
+            wait.until(unit, partial(service.counted, "kubenpu_host_ioctl_total", unit=unit), 30)
+            assert service.counted("kubenpu_host_ioctl_total", unit=unit) == {"other": done.total}
+
+
+def test_a_forged_pod_inside_a_container_stays_the_containers(fake_cri: FakeCri, virtio: DrmDevice) -> None:
+    victim_id, attacker_id = _id(), _id()
+    victim, attacker = _pod("victim", victim_id), _pod("attacker", attacker_id)
+    fake_cri.pods += [victim, attacker]
+    own = _spellings(attacker.uid, attacker_id)["cgroupfs"]
+    forged = own + _spellings(victim.uid, victim_id)["systemd"]
+    with handmade.cgroup(forged):
+        done = handmade.run(forged, "--node", virtio.render, "--do", "getparam:100")
+        service.assert_exact(done, VIRTIO_KINDS, virtio.address, namespace="spelled", pod="attacker", container="main")
+    assert not service.counted("kubenpu_ioctl_total", pod="victim")
+
+
+def test_five_hundred_short_lives(fake_cri: FakeCri, virtio: DrmDevice) -> None:
+    """R11. Each makes 50 calls and is gone; kubenpud runs with the lowest priority. Every call finds its pod."""
+    pid = str(service.main_pid())
+    subprocess.run(["renice", "-n", "19", "-p", pid], check=True, capture_output=True)
+    script = Path("/run/short-life.sh")
+    script.write_text(
+        'mkdir -p "$1" && (echo $BASHPID >"$1/cgroup.procs" && exec /opt/kubenpu/bin/workload --node "$2" '
+        '--do getparam:50 >>/run/short-lives.jsonl); rmdir "$1"\n'
+    )
+    lives = []
+    for number in range(LIVES):
+        container = _id()
+        pod = _pod(f"short-{number}", container)
+        fake_cri.pods.append(pod)
+        lives.append(f"/sys/fs/cgroup/kubepods/burstable/pod{pod.uid}/{container}")
+    Path("/run/lives").write_text("".join(f"{life}\n" for life in lives))
+    with handmade.cgroup("/kubepods/burstable"):
+        loop = f'while read -r life; do bash {script} "$life" {virtio.render}; rmdir "${{life%/*}}"; done </run/lives'
+        subprocess.run(["bash", "-c", loop], check=True)
+    done = tally.total(tally.parse(line) for line in Path("/run/short-lives.jsonl").read_text().splitlines())
+    assert done.total == LIVES * 50
+    wait.until("all names", lambda: _named() == LIVES * 50, 60)
+    wrong = [r for r in service.rows() if r.name == "kubenpu_ioctl_total" and r.labels["pod"].startswith("short-")]
+    assert {r.value for r in wrong if r.labels["kind"] == "other"} == {50}
+    service.assert_conserved()
+
+
+def _named() -> int:
+    found = [r for r in service.rows() if r.name == "kubenpu_ioctl_total" and r.labels["pod"].startswith("short-")]
+    return int(sum(r.value for r in found))

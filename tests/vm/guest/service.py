@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KubeNPU itself as it runs in a guest: its units under systemd, its metrics over HTTP, its configuration.
+
+Owns /etc/kubenpu/kubenpu.toml.d/test.toml. Reads metrics with the product's own client, which only parses text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from kubenpu.exporters.scrape import Row, fetch
+from kubenpu.model.errors import SourceError
+from tests.vm.guest import wait
+from tests.vm.guest.tally import Tally
+
+PROBE, DAEMON = "kubenpu-probe.service", "kubenpud.service"
+DROP_IN = Path("/etc/kubenpu/kubenpu.toml.d/test.toml")
+STATE = Path("/run/kubenpu/probe.json")
+# What the workload's ioctls are for, written down here so that the product's tables are not compared with themselves.
+VIRTIO_KINDS = {
+    0x09: "free",
+    0x0C: "other",
+    0x41: "map",
+    0x42: "submit",
+    0x43: "other",
+    0x44: "alloc",
+    0x48: "wait",
+}
+VGEM_KINDS = {0x09: "free", 0x0C: "other", 0x41: "other", 0x42: "other", 0xB2: "alloc", 0xB3: "map", 0xB4: "free"}
+
+
+def systemctl(*words: str) -> None:
+    done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"systemctl {' '.join(words)}: {done.stderr}\n{journal()}"
+
+
+def journal() -> str:
+    command = ["journalctl", "-q", "-b", "-n", "60", "--no-pager", "-u", PROBE, "-u", DAEMON]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def start() -> None:
+    systemctl("start", PROBE, DAEMON)
+
+
+def stop() -> None:
+    systemctl("stop", DAEMON, PROBE)
+
+
+def probe(*arguments: str) -> str:
+    """kubenpu-probe by hand; returns what it said."""
+    done = subprocess.run(["kubenpu-probe", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def mechanism() -> str:
+    return str(json.loads(STATE.read_text())["hooks"][0]["mechanism"])
+
+
+def reason() -> str:
+    return str(json.loads(STATE.read_text())["hooks"][0]["reason"])
+
+
+def main_pid() -> int:
+    command = ["systemctl", "show", "--value", "-p", "MainPID", DAEMON]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def kill_daemon() -> None:
+    """SIGKILL; systemd starts it again, and this returns when it answers."""
+    before = main_pid()
+    os.kill(before, signal.SIGKILL)
+    wait.until("another kubenpud", lambda: main_pid() not in (0, before))
+    wait.until("its answer", rows_or_none)
+
+
+def cpu_seconds() -> float:
+    fields = Path(f"/proc/{main_pid()}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def configured(text: str) -> Iterator[None]:
+    """Another configuration for the block, with a fresh start of everything before and after it."""
+    stop()
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    DROP_IN.write_text(text)
+    try:
+        start()
+        yield
+    finally:
+        stop()
+        DROP_IN.unlink()
+        start()
+
+
+def rows() -> list[Row]:
+    return fetch()
+
+
+def rows_or_none() -> list[Row] | None:
+    try:
+        return rows()
+    except SourceError:
+        return None
+
+
+def devices() -> set[str]:
+    """Addresses of the devices that kubenpud shows."""
+    return {row.labels["device"] for row in rows() if row.name == "kubenpu_device_info"}
+
+
+def select(found: list[Row], name: str, **labels: str) -> dict[str, float]:
+    """Values by kind (or by "" where there is no kind) of the series with these labels; two of one kind are a fault."""
+    values: dict[str, float] = {}
+    for row in found:
+        if row.name == name and all(row.labels.get(k) == v for k, v in labels.items()):
+            kind = row.labels.get("kind", "")
+            assert kind not in values, f"{name}{labels}: two series of kind {kind}"
+            values[kind] = row.value
+    return values
+
+
+def value(name: str, **labels: str) -> float:
+    """One sample, without a kind."""
+    return select(rows(), name, **labels)[""]
+
+
+def dropped() -> dict[str, float]:
+    return {r.labels["reason"]: r.value for r in rows() if r.name == "kubenpu_events_dropped_total"}
+
+
+def by_kind(counts: Mapping[int, int], kinds: Mapping[int, str]) -> dict[str, int]:
+    """A tally's counts by ioctl number as counts by kind."""
+    found: dict[str, int] = {}
+    for nr, count in counts.items():
+        found[kinds[nr]] = found.get(kinds[nr], 0) + count
+    return {kind: count for kind, count in found.items() if count}
+
+
+def counted(name: str, **labels: str) -> dict[str, int]:
+    """Calls by kind of one series family, zeros left out."""
+    return {kind: int(v) for kind, v in select(rows(), name, **labels).items() if v}
+
+
+def wait_for_owner(**labels: str) -> None:
+    """Until the workload has its name: names come a moment after the calls."""
+    wait.until(f"series of {labels}", lambda: counted("kubenpu_ioctl_total", **labels), 60)
+
+
+def assert_exact(done: Tally, kinds: Mapping[int, str], device: str, **labels: str) -> None:
+    """Calls and errors of one container on one device equal its own tally, kind by kind."""
+    wait_for_owner(device=device, **labels)
+    assert counted("kubenpu_ioctl_total", device=device, **labels) == by_kind(done.calls, kinds)
+    assert counted("kubenpu_ioctl_errors_total", device=device, **labels) == by_kind(done.error, kinds)
+
+
+def assert_conserved() -> None:
+    """Nothing is lost and every device's totals are accounted for."""
+    found = rows()
+    assert not {k: v for k, v in dropped().items() if v}
+    imbalances = {r.labels["device"]: r.value for r in found if r.name == "kubenpu_attribution_imbalance"}
+    assert imbalances
+    assert set(imbalances.values()) == {0}

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guest images: built from images.toml once, then kept in a cache outside the tree.
+
+Owns the cache directory (KUBENPU_VM_CACHE, else /var/cache/kubenpu-vm). An image is a directory named after the guest
+and the hash of its recipe and of the code that builds it: `root.img` (ext4), `vmlinuz`, `initrd.img` and `kernel`
+(its release). It is complete or absent; images of older recipes of the same guest are removed. Needs root, mmdebstrap
+and mke2fs. Refuses to touch a booted image: guests run on snapshots of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.vm import initramfs
+
+RECIPES = Path(__file__).with_name("images.toml")
+JOB_UNIT = "kubenpu-job.service"
+FREE_BYTES = 2 << 30
+
+# Runs the job that the host left in the share; the machine is off when it ends, however it ends.
+JOB_UNIT_TEXT = """\
+[Unit]
+Description=Job of the host
+After=multi-user.target
+SuccessAction=poweroff-force
+FailureAction=poweroff-force
+
+[Service]
+Type=exec
+Environment=HOME=/root
+ExecStart=/usr/lib/kubenpu-job
+"""
+JOB_SCRIPT = """\
+#!/bin/sh -e
+modprobe -a 9pnet_virtio virtio_console
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /mnt
+udevadm settle --exit-if-exists=/dev/virtio-ports/job
+sh /mnt/job <>/dev/virtio-ports/job >&0 2>&1 || echo "job: exit status $?" >/dev/console
+sync
+umount -l /mnt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything an image is made of."""
+
+    name: str
+    mirror: str
+    serial: int
+    suite: str
+    more_suites: tuple[str, ...]
+    packages: tuple[str, ...]
+    exclude: tuple[str, ...]
+    mask: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        code = "".join(Path(module).read_text() for module in (__file__, initramfs.__file__))
+        text = json.dumps(asdict(self), sort_keys=True) + code
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A finished image on disk. `build_seconds` is None when it came from the cache."""
+
+    name: str
+    root: Path
+    kernel: Path
+    initrd: Path
+    kernel_release: str
+    build_seconds: float | None
+
+
+def read_recipes() -> dict[str, Recipe]:
+    data = tomllib.loads(RECIPES.read_text())
+    return {
+        name: Recipe(
+            name=name,
+            mirror=data["mirror"],
+            serial=data["serial"],
+            suite=guest["suite"],
+            more_suites=tuple(guest["more_suites"]),
+            packages=(*data["packages"], *guest["packages"]),
+            exclude=tuple(data["exclude"]),
+            mask=tuple(data["mask"]),
+        )
+        for name, guest in data["guest"].items()
+    }
+
+
+def ensure(name: str) -> Image:
+    """The image of this guest, built now if the cache has none."""
+    recipe = read_recipes()[name]
+    cache = Path(os.environ.get("KUBENPU_VM_CACHE", "/var/cache/kubenpu-vm"))
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"{name}-{recipe.digest}"
+    began = time.monotonic()
+    with _locked(cache / f".{name}.lock"):
+        built = not target.is_dir()
+        if built:
+            print(f"building image {target} ...", flush=True)
+            _build(recipe, target)
+            print(f"built {target} in {time.monotonic() - began:.0f} s", flush=True)
+            _remove_older(cache, name, keep=target)
+    return Image(
+        name=name,
+        root=target / "root.img",
+        kernel=target / "vmlinuz",
+        initrd=target / "initrd.img",
+        kernel_release=(target / "kernel").read_text().strip(),
+        build_seconds=time.monotonic() - began if built else None,
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_older(cache: Path, name: str, keep: Path) -> None:
+    for old in cache.glob(f"{name}-*"):
+        if old != keep and old.name.rpartition("-")[0] == name:
+            shutil.rmtree(old)
+
+
+def _build(recipe: Recipe, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{recipe.name}-", dir=target.parent) as scratch:
+        root, done = Path(scratch, "root"), Path(scratch, "image")
+        done.mkdir()
+        _bootstrap(recipe, root)
+        _configure(recipe, root)
+        _extract_kernel(root, Path(scratch), done)
+        _make_file_system(root, done / "root.img")
+        done.rename(target)
+
+
+def _bootstrap(recipe: Recipe, root: Path) -> None:
+    sources = [f"deb {recipe.mirror} {suite} main" for suite in (recipe.suite, *recipe.more_suites)]
+    command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(recipe.packages)}"]
+    command += [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude]
+    command += ["--aptopt=Acquire::Languages none", recipe.suite, str(root), *sources]
+    # INITRD=No: the kernel package then makes no initramfs; ours is smaller and boots faster.
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "INITRD": "No"})
+
+
+def _configure(recipe: Recipe, root: Path) -> None:
+    (root / "etc/hostname").write_text(f"{recipe.name}\n")
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost {recipe.name}\n")
+    (root / "etc/fstab").write_text("")
+    journal = root / "etc/systemd/journald.conf.d/kubenpu.conf"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("[Journal]\nStorage=volatile\nRateLimitBurst=0\n")
+    units = root / "etc/systemd/system"
+    (units / JOB_UNIT).write_text(JOB_UNIT_TEXT)
+    (root / "usr/lib/kubenpu-job").write_text(JOB_SCRIPT)
+    (root / "usr/lib/kubenpu-job").chmod(0o755)
+    (units / "kubenpu-rig.target").write_text(f"[Unit]\nRequires=multi-user.target\nWants={JOB_UNIT}\n")
+    (units / "default.target").unlink(missing_ok=True)
+    (units / "default.target").symlink_to("kubenpu-rig.target")
+    (units / "multi-user.target.wants/containerd.service").unlink()
+    for stamp in ("etc/.updated", "var/.updated"):  # newer than /usr: no first-boot updates
+        (root / stamp).touch()
+    for unit in recipe.mask:
+        (units / unit).unlink(missing_ok=True)
+        (units / unit).symlink_to("/dev/null")
+
+
+def _extract_kernel(root: Path, scratch: Path, done: Path) -> None:
+    (kernel,) = (root / "boot").glob("vmlinuz-*")
+    release = kernel.name.removeprefix("vmlinuz-")
+    shutil.copy(kernel, done / "vmlinuz")
+    (done / "kernel").write_text(f"{release}\n")
+    tree = scratch / "initramfs"
+    tree.mkdir()
+    initramfs.write_initramfs(root, release, tree, done / "initrd.img")
+
+
+def _make_file_system(root: Path, image: Path) -> None:
+    used = subprocess.run(["du", "-sx", "--block-size=1", root], check=True, capture_output=True, text=True)
+    with image.open("wb") as file:
+        file.truncate(int(used.stdout.split()[0]) + FREE_BYTES)
+    options = ["-q", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", "-m", "0"]
+    subprocess.run(["mke2fs", *options, "-d", root, image], check=True)

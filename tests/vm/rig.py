@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots one guest, runs one job in it, and says how that went.
+
+Owns the QEMU process for the time of a `Machine` and the run's directory, which the guest sees as a 9p share at /mnt:
+`job` goes in; `started`, `rc`, `journal.txt`, `serial.log` and whatever the job writes come out and stay there.
+One guest at a time on this machine (a lock; waiting for it is not part of the deadline). Software emulation only: a
+time measured in a guest is not a speed. Needs root. Refuses to judge what the job did: that is the caller's business.
+
+    python3 -m tests.vm.rig trixie -- 'uname -r; ls /dev/dri'
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from tests.vm import image, stage
+
+TREE = Path(__file__).resolve().parents[2]
+RUNS = TREE / "build/vm"
+DEADLINE_SECONDS = 900.0
+KERNEL_ARGS = ("root=/dev/vda", "rw", "console=ttyS0", "quiet", "panic=-1", "mitigations=off", "random.trust_cpu=on")
+
+JOB = """\
+cat /proc/uptime >/mnt/started
+tar -C / --keep-directory-symlink -xf /dev/vdb
+python3 -m compileall -q /usr/lib/python3/dist-packages/kubenpu
+systemctl daemon-reload
+udevadm control --reload
+systemd-tmpfiles --create kubenpu.conf
+cd {directory}
+rc=0
+( . /mnt/command ) || rc=$?
+journalctl -b -o short-monotonic --no-pager >/mnt/journal.txt
+echo $rc >/mnt/rc
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a guest is to do: shell text, the tar file unpacked before it, and what this boot needs."""
+
+    command: str
+    payload: Path
+    kernel_args: tuple[str, ...] = ()
+    deadline_seconds: float = DEADLINE_SECONDS
+
+
+class GuestError(Exception):
+    """The guest did not come back with a result: it hung, crashed or never started the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came back. `boot_seconds`: power-on until the job began; `job_seconds`: from there to power-off."""
+
+    rc: int
+    boot_seconds: float
+    job_seconds: float
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Held while a guest runs: two emulated guests on one small machine time each other out."""
+    with Path(tempfile.gettempdir(), "kubenpu-vm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Machine:
+    """A guest under power with its job. Leaving the block cuts the power, if the guest has not done so itself."""
+
+    def __init__(self, guest: image.Image, job: Job, share: Path, output: IO[bytes] | None = None) -> None:
+        """Power on. `share` is an empty directory; the job's output goes to `output`, else to ours."""
+        (share / "command").write_text(f"{job.command}\n")
+        (share / "job").write_text(JOB.format(directory=stage.GUEST_TREE))
+        self.share = share
+        self._name = guest.name
+        self._deadline_seconds = job.deadline_seconds
+        self._began = time.time()
+        # QEMU's input stays open to the end: the guest's writes would block if it saw the other side close.
+        words = _qemu(guest, share, job)
+        self._qemu = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, bufsize=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._qemu.kill()
+        self._qemu.wait()
+        self.stdin.close()
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self._qemu.stdin is not None
+        return self._qemu.stdin
+
+    def running(self) -> bool:
+        """Whether the guest is still on. GuestError when it has been so for longer than its job may take."""
+        if time.time() - self._began > self._deadline_seconds:
+            raise GuestError(f"{self._name}: not done in {self._deadline_seconds:.0f} s\n{tail(self.share)}")
+        return self._qemu.poll() is None
+
+    def wait(self) -> Outcome:
+        """Wait for the guest to switch itself off."""
+        with suppress(subprocess.TimeoutExpired):
+            self._qemu.wait(max(0.0, self._began + self._deadline_seconds - time.time()))
+        if self.running() or not (self.share / "rc").exists():
+            raise GuestError(f"{self._name}: ended without a result\n{tail(self.share)}")
+        started = (self.share / "started").stat().st_mtime
+        ended = (self.share / "rc").stat().st_mtime
+        return Outcome(int((self.share / "rc").read_text()), started - self._began, ended - started)
+
+
+def tail(share: Path, lines: int = 40) -> str:
+    """The end of what the guest said on its console."""
+    serial = share / "serial.log"
+    text = serial.read_text(errors="replace") if serial.exists() else "(no console output)"
+    return f"--- end of {serial}\n" + "\n".join(text.splitlines()[-lines:])
+
+
+def fresh_share(guest_name: str) -> Path:
+    """An empty directory for one run; the previous run of this guest is forgotten."""
+    share = RUNS / guest_name
+    shutil.rmtree(share, ignore_errors=True)
+    share.mkdir(parents=True)
+    return share
+
+
+def _forward_stdin(sink: IO[bytes]) -> None:
+    with suppress(BrokenPipeError, ValueError):  # the guest is gone, and so is the reader
+        while data := os.read(sys.stdin.fileno(), 4096):
+            sink.write(data)
+
+
+def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
+    options = {
+        "machine": "pc",
+        "accel": "tcg,thread=multi",
+        "cpu": "max",
+        "smp": "2",
+        "m": "3072",
+        "display": "none",
+        "vga": "none",
+        "monitor": "none",
+        "serial": f"file:{share}/serial.log",
+        "kernel": str(guest.kernel),
+        "initrd": str(guest.initrd),
+        "append": " ".join((*KERNEL_ARGS, *job.kernel_args)),
+        "fsdev": f"local,id=share,path={share},security_model=none",
+    }
+    repeated = [
+        ("drive", f"file={guest.root},format=raw,if=virtio,snapshot=on"),
+        ("drive", f"file={job.payload},format=raw,if=virtio,readonly=on"),
+        ("device", "virtio-gpu-pci,addr=2"),
+        ("device", "virtio-9p-pci,fsdev=share,mount_tag=share"),
+        ("device", "virtio-rng-pci"),
+        ("device", "virtio-serial-pci"),
+        ("chardev", "stdio,id=job,signal=off"),
+        ("device", "virtserialport,chardev=job,name=job"),
+    ]
+    words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"]
+    for option, value in (*options.items(), *repeated):
+        words += [f"-{option}", value]
+    return words
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m tests.vm.rig", description="Run a command in a fresh guest.")
+    parser.add_argument("guest", choices=sorted(image.read_recipes()))
+    parser.add_argument("--kernel-arg", action="append", default=[], help="added to the kernel's command line")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_SECONDS, metavar="SECONDS")
+    parser.add_argument("command", nargs="+", help="shell text, run in the staged tree; stdin and output are connected")
+    options = parser.parse_args(argv)
+    if os.geteuid() != 0:
+        parser.error("needs root: images are made of files that belong to root")
+    guest = image.ensure(options.guest)
+    with machine_lock(), tempfile.TemporaryDirectory() as scratch:
+        payload = stage.make_payload(Path(scratch))
+        share = fresh_share(guest.name)
+        job = Job(" ".join(options.command), payload, tuple(options.kernel_arg), options.deadline)
+        with Machine(guest, job, share) as machine:
+            threading.Thread(target=_forward_stdin, args=(machine.stdin,), daemon=True).start()
+            outcome = machine.wait()
+    times = f"boot {outcome.boot_seconds:.0f} s, job {outcome.job_seconds:.0f} s"
+    print(f"{guest.name} {guest.kernel_release}: exit status {outcome.rc}, {times}; see {share}", file=sys.stderr)
+    return outcome.rc
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,6 @@ element: every call runs exactly one of the two, maps and links stay.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import time
@@ -17,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
-from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of, run_raw_tracepoint
+from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of
 from kubenpu.kernel.pins import Pins
+from kubenpu.kernel.selftest import self_test
 from kubenpu.kernel.support import KernelFacts, mechanism_refusal
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
@@ -28,8 +28,6 @@ OFF = "off"
 SIDES = ("enter", "exit")
 INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32
-_SELFTEST_RDEV = layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1
-_SELFTEST_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
 _BODIES = ("enter_body", "exit_body")
 
 
@@ -269,46 +267,6 @@ def _attacher(opened: Object, request: LoadRequest, mechanism: Mechanism) -> Cal
     if binary is None:
         raise KernelError("a uprobe needs the binary that holds the function")
     return lambda name, at_return: opened.attach_uprobe(name, binary, function, at_return)
-
-
-def self_test(opened: Object) -> None:
-    """Runs the counting code once on a device slot of its own: total and cell must both move by exactly one.
-
-    Opens no device node (that could wake the hardware), so it proves maps, cgroup look-up and counting, while the
-    kernel itself vouches for the attachment. Raises KernelError when a count does not move.
-    """
-    rule = layout.Rule(slot1=layout.SELFTEST_SLOT + 1)
-    ctypes.memset(ctypes.byref(rule, layout.Rule.kind.offset), layout.KINDS - 1, 256)
-    key = struct.pack("=I", _SELFTEST_RULE)
-    with bpf.Map(os.dup(opened.map_fd("rules"))) as rules, bpf.Map(os.dup(opened.map_fd("cells"))) as cells:
-        before = _selftest_cells(cells)
-        rules.update(key, bytes(rule))
-        try:
-            run_raw_tracepoint(opened.program_fd("run_body"), (_SELFTEST_RDEV, ord("d") << 8, 0))
-        finally:
-            rules.update(key, bytes(ctypes.sizeof(layout.Rule)))
-        after = _selftest_cells(cells)
-        counted = sum(after.values()) - sum(before.values())
-        for index in after:
-            cells.update(struct.pack("=I", index), bytes(ctypes.sizeof(layout.Cell)))
-    if counted != 1:
-        raise KernelError(
-            f"the self-test counted {counted} calls where it made 1", "Report this with the kernel release"
-        )
-
-
-def _selftest_cells(cells: bpf.Map) -> dict[int, int]:
-    """Cells of the self-test's slot: index -> calls of kind other."""
-    found = {}
-    view = memoryview(cells.memory())
-    try:
-        for index in range(layout.DEVICE_SLOTS, cells.shape.max_entries):
-            cell = layout.Cell.from_buffer_copy(view, index * ctypes.sizeof(layout.Cell))
-            if cell.slot1 == layout.SELFTEST_SLOT + 1:
-                found[index] = int(cell.calls[layout.KINDS - 1])
-    finally:
-        view.release()
-    return found
 
 
 def boot_ns() -> int:

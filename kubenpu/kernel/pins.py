@@ -64,11 +64,14 @@ class Pins:
 
 def write_state(run_directory: Path, hooks: tuple[HookStatus, ...], drm_module: int | None) -> None:
     """Replaces the state file in one step. `drm_module`: inode of /sys/module/drm, tells a reload apart."""
-    run_directory.mkdir(parents=True, exist_ok=True)
     document = {"hooks": [dataclasses.asdict(h) for h in hooks], "drm_module": drm_module}
     temporary = run_directory / f".{STATE_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
-    temporary.replace(run_directory / STATE_NAME)
+    try:
+        run_directory.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(document, indent=1) + "\n")
+        temporary.replace(run_directory / STATE_NAME)
+    except OSError as e:
+        raise _refused("write", run_directory / STATE_NAME, e) from e
 
 
 def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:
@@ -78,6 +81,8 @@ def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]
         return tuple(HookStatus(**h) for h in document["hooks"]), document["drm_module"]
     except FileNotFoundError:
         return (), None
+    except OSError as e:
+        raise _refused("read", run_directory / STATE_NAME, e) from e
     except (ValueError, KeyError, TypeError) as e:
         raise KernelError(f"{run_directory / STATE_NAME} is damaged ({e})", "Run kubenpu-probe load again") from e
 
@@ -85,10 +90,18 @@ def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]
 @contextmanager
 def locked(run_directory: Path, name: str) -> Iterator[None]:
     """Serialises kubenpu-probe and kubenpud where both write the same maps."""
-    run_directory.mkdir(parents=True, exist_ok=True)
-    fd = os.open(run_directory / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+    path = run_directory / f"{name}.lock"
+    try:
+        run_directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+    except OSError as e:
+        raise _refused("lock", path, e) from e
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _refused(doing: str, path: Path, error: OSError) -> KernelError:
+    return KernelError(f"cannot {doing} {path}: {error.strerror}", "Is run_directory right, and may this user use it?")

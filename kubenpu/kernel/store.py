@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.attach import HOOK, SIDES
+from kubenpu.kernel.cells import CELL_BYTES, CELL_WORDS, free_cell, read_cell
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import (
@@ -29,8 +30,6 @@ from kubenpu.model.sample import (
     KernelSample,
 )
 
-_CELL = ctypes.sizeof(layout.Cell)
-_CELL_WORDS = _CELL // 8
 _COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI")  # from `calls` on: calls errors wait_ns first_ns slot1
 _TOTALS = struct.Struct(f"={ctypes.sizeof(layout.Totals) // 8}Q")
 _LOSSES = struct.Struct(f"={len(layout.NODE_LOSSES)}Q")
@@ -170,12 +169,12 @@ class CounterStore:
         )
 
     def _read_cells(self) -> tuple[Cell, ...]:
-        owners = self._words[: (self.slots_max + layout.DEVICE_SLOTS) * _CELL_WORDS : _CELL_WORDS].tolist()
+        owners = self._words[: (self.slots_max + layout.DEVICE_SLOTS) * CELL_WORDS : CELL_WORDS].tolist()
         found = []
         for index, owner in enumerate(owners):
             if owner == 0 and index >= layout.DEVICE_SLOTS:
                 continue
-            values = _COUNTS.unpack_from(self._cells, index * _CELL + 8)
+            values = _COUNTS.unpack_from(self._cells, index * CELL_BYTES + 8)
             slot1 = values[-1]
             if slot1 and slot1 != layout.SELFTEST_SLOT + 1:
                 k = layout.KINDS
@@ -241,7 +240,7 @@ class CounterStore:
 
         The new target is noted in the journal first: whoever finds the journal valid finishes the same merge.
         """
-        source, target = self._cell(merge.source), self._cell(merge.target)
+        source, target = read_cell(self._cells, merge.source), read_cell(self._cells, merge.target)
         if not source.owner or merge.source < layout.DEVICE_SLOTS or merge.source == merge.target:
             return
         result = layout.Cell(owner=target.owner, slot1=source.slot1, wait_ns=source.wait_ns + target.wait_ns)
@@ -255,10 +254,10 @@ class CounterStore:
         self._finish_merge(entry)
 
     def _finish_merge(self, entry: layout.Journal) -> None:
-        start = entry.target * _CELL
-        self._cells[start + 8 : start + _CELL] = bytes(entry.result)[8:]
-        if self._words[entry.source * _CELL_WORDS] == entry.source_owner:
-            self._free(entry.source)
+        start = entry.target * CELL_BYTES
+        self._cells[start + 8 : start + CELL_BYTES] = bytes(entry.result)[8:]
+        if self._words[entry.source * CELL_WORDS] == entry.source_owner:
+            free_cell(self._cells, self._words, entry.source)
         self._set_journal(0)
 
     def _recover(self) -> None:
@@ -268,15 +267,6 @@ class CounterStore:
 
     def _set_journal(self, valid: int) -> None:
         struct.pack_into("=Q", self._journal, 0, valid)
-
-    def _cell(self, index: int) -> layout.Cell:
-        return layout.Cell.from_buffer_copy(self._cells, index * _CELL)
-
-    def _free(self, index: int) -> None:
-        """Zeroes a cell, its owner last: from then on the kernel may claim it."""
-        start = index * _CELL
-        self._cells[start + 8 : start + _CELL] = bytes(_CELL - 8)
-        self._words[index * _CELL_WORDS] = 0
 
     def reopen_search(self) -> None:
         """Lets the kernel look for free cells again after it found none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def _config(release: str) -> str:
     """The kernel's build configuration, "" when neither the kernel nor /boot has it."""
     try:
         return gzip.decompress(Path("/proc/config.gz").read_bytes()).decode(errors="replace")
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return _text(Path(f"/boot/config-{release}"))
 
 
@@ -79,7 +80,7 @@ def parse_preemption(debugfs: str, version: str, cmdline: str, config: str) -> s
         return running
     if "PREEMPT" not in version:
         return "voluntary"
-    asked = re.findall(r"\bpreempt=(\w+)", cmdline)
+    asked = re.findall(r"(?<!\S)preempt=(none|voluntary|full|lazy)(?!\S)", cmdline)
     if asked:
         return str(asked[-1])
     for name, model in (("_NONE", "none"), ("_VOLUNTARY", "voluntary"), ("_LAZY", "lazy"), ("", "full")):

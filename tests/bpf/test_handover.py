@@ -8,6 +8,7 @@ import ctypes
 import pytest
 
 from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel.cells import read_cell
 from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.kernel.store import CounterStore
 from kubenpu.model.errors import KernelError
@@ -106,7 +107,7 @@ def _merge_dying_at(store: CounterStore, merge: CellMerge, dies_at: int, monkeyp
 
     cells, words = store._cells, store._words
     monkeypatch.setattr(store, "_set_journal", set_journal)
-    monkeypatch.setattr(store, "_cell", lambda i: layout.Cell.from_buffer_copy(cells, i * ctypes.sizeof(layout.Cell)))
+    monkeypatch.setattr("kubenpu.kernel.store.read_cell", lambda _view, index: read_cell(cells, index))
     monkeypatch.setattr(store, "_cells", View(cells))
     monkeypatch.setattr(store, "_words", View(words))
     try:
@@ -194,3 +195,13 @@ def test_a_pinned_map_of_another_shape_is_refused(hooked: Hooked) -> None:
         hooked.open()
     with pytest.raises(KernelError):
         hooked.load()
+
+
+def test_a_full_table_does_not_stop_an_upgrade(hooked: Hooked) -> None:
+    hooked.slots = 64
+    store = hooked.ready()
+    for number in range(64):
+        hooked.run(RENDER, command(SUBMIT), 1, 1, cgroup=hooked.cgroup(f"c{number}"))
+    assert store.read().slots_used == 64
+    assert hooked.load() == "uprobe"
+    assert store.read().slots_used == 64

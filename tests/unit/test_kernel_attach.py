@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ladder of mechanisms over a kernel that is not there: order, reasons, and what is left when a step fails.
+
+FakeKernel stands for libbpf and the kernel behind it: pins are files, a link lives while it is open or pinned. Every
+call is a step that may be told to fail or to be the last one before SIGKILL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel.attach import LADDER, MECHANISMS, LoadRequest, Target, detach, explain, load, unload
+from kubenpu.kernel.libbpf import Messages
+from kubenpu.kernel.pins import Pins
+from kubenpu.kernel.support import KernelFacts
+from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import HookStatus
+from tests.unit.test_kernel_support import GOOD
+
+BODIES = {"enter_body", "exit_body"}
+MAPS = ("rules", "cells", "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
+SHAPE = bpf.MapShape(2, 4, 8, 192)
+ATTACHING = {"attach": "fentry", "attach_kprobe_multi": "kprobe.multi", "attach_kprobe": "kprobe", "attach_uprobe": "uprobe"}
+HOOK_OF = {"fentry": "fentry_hook", "kprobe.multi": "kretprobe_hook", "kprobe": "kretprobe_hook"}
+
+
+class SigKill(BaseException):
+    """The process ends here: nobody handles it, open fds are closed, pins stay."""
+
+
+@dataclass
+class FakeLink:
+    """One attached program."""
+
+    kernel: FakeKernel
+    mechanism: str
+    program: str
+    at_return: bool
+    path: Path | None = None
+    open: bool = True
+
+    def pin(self, path: Path) -> None:
+        self.kernel.step(f"pin {path.name}")
+        path.write_text(str(id(self)))
+        self.path = path
+
+    def close(self) -> None:
+        self.open = False
+
+    @property
+    def attached(self) -> bool:
+        return self.open or (self.path is not None and self.path.exists() and self.path.read_text() == str(id(self)))
+
+
+@dataclass
+class FakeKernel:
+    """`refuse`: step -> errno, for good. `fail_at`, `kill_at`: number of the one step that fails or is the last."""
+
+    refuse: dict[str, int] = field(default_factory=dict)
+    fail_at: int = 0
+    kill_at: int = 0
+    count: int = 0
+    steps: list[str] = field(default_factory=list)
+    links: list[FakeLink] = field(default_factory=list)
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    constants: list[Mapping[str, int]] = field(default_factory=list)
+    shape: bpf.MapShape = SHAPE
+    structs_found: dict[str, Any] | None = None
+    storage: bool = True
+    fds: int = field(default_factory=lambda: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+
+    def step(self, name: str) -> None:
+        self.count += 1
+        self.steps.append(name)
+        self.check()
+        code = self.refuse.get(name, errno.EIO if self.count == self.fail_at else 0)
+        if code:
+            raise KernelError(f"cannot {name}: number {code}\nlibbpf: much more") from OSError(code, "")
+        if self.count == self.kill_at:
+            raise SigKill
+
+    def attached(self) -> list[FakeLink]:
+        return [link for link in self.links if link.attached]
+
+    def check(self) -> None:
+        """What must hold at every moment: one mechanism, each side once."""
+        attached = self.attached()
+        assert len({link.mechanism for link in attached}) <= 1
+        assert len({link.at_return for link in attached}) == len(attached)
+
+    def mechanism(self) -> str:
+        """How the hook is attached now: with both sides, or not at all."""
+        attached = self.attached()
+        assert len(attached) in (0, 2)
+        return attached[0].mechanism if attached else "off"
+
+
+class FakeMap:
+    """An open map; what is written into a body array is noted."""
+
+    kernel: FakeKernel
+
+    def __init__(self, fd: int, name: str = "") -> None:
+        self.fd, self.name, self.shape = fd, name, self.kernel.shape
+
+    @classmethod
+    def pinned(cls, path: Path) -> FakeMap:
+        return cls(os.dup(cls.kernel.fds), path.name)
+
+    def __enter__(self) -> FakeMap:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self.fd)
+
+    def update(self, _key: bytes, _value: bytes) -> None:
+        self.kernel.step("update a map entry")
+
+
+class FakeObject:
+    """The opened object file."""
+
+    kernel: FakeKernel
+
+    def __init__(self, path: Path, _messages: Messages) -> None:
+        self.kernel.step(f"open {path.name}")
+        self._left_out: set[str] = set()
+        self.programs: set[str] = set()
+
+    def __enter__(self) -> FakeObject:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """The programs stay where they are attached."""
+
+    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
+        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
+        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
+
+    def maps(self) -> list[str]:
+        return [name for name in MAPS if name not in self._left_out]
+
+    def keep_only(self, programs: set[str]) -> None:
+        self.programs = programs
+
+    def leave_out(self, name: str) -> None:
+        self._left_out.add(name)
+
+    def shape(self, _name: str) -> tuple[int, int, int]:
+        return 2, 4, 8
+
+    def set_capacity(self, name: str, entries: int) -> None:
+        self.kernel.steps.append(f"{name} has {entries}")
+
+    def set_constants(self, values: Mapping[str, int]) -> None:
+        self.kernel.constants.append(values)
+
+    def reuse(self, name: str, _fd: int) -> None:
+        self.kernel.step(f"reuse {name}")
+
+    def expect_kprobe_multi(self, name: str) -> None:
+        assert name in self.programs
+
+    def load(self) -> None:
+        self.kernel.step("load " + next((p.partition("_")[0] for p in sorted(self.programs - {"run_body"})), "nothing"))
+
+    def map_fd(self, name: str) -> int:
+        assert name in self.maps()
+        return self.kernel.fds
+
+    def program_fd(self, name: str) -> int:
+        assert name in self.programs, f"{name} was not loaded"
+        return 7
+
+    def __getattr__(self, how: str) -> Callable[..., FakeLink]:
+        mechanism = ATTACHING[how]
+
+        def attach_program(name: str, *arguments: object) -> FakeLink:
+            assert name in self.programs
+            self.kernel.step(f"{mechanism} {name}")
+            at_return = name.startswith(("fexit", "kretprobe", "uretprobe"))
+            if arguments:
+                assert arguments[-1] is at_return
+                assert arguments[-2] == "drm_ioctl"
+            link = FakeLink(self.kernel, mechanism, name, at_return)
+            self.kernel.links.append(link)
+            return link
+
+        return attach_program
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
+    """Afterwards every fd is closed again."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    fake = FakeKernel()
+    monkeypatch.setattr(attach, "Object", type("Object", (FakeObject,), {"kernel": fake}))
+    monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
+    monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
+    monkeypatch.setattr(attach, "self_test", lambda _opened: fake.step("self-test"))
+
+    def pin(_fd: int, path: Path) -> None:
+        fake.step(f"pin {path.name}")
+        path.touch()
+
+    monkeypatch.setattr(bpf, "pin", pin)
+    yield fake
+    os.close(fake.fds)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A kubenpu-probe with its pins below a directory."""
+
+    pins: Pins
+    facts: KernelFacts = GOOD
+
+    def load(self, *mechanisms: str, target: Target = Target(), since_ns: int = 5) -> HookStatus:
+        request = LoadRequest(Path("hook.bpf.o"), self.pins, 64, mechanisms or LADDER, target, since_ns)
+        return load(request, self.facts, cast(Messages, None))
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.pins.root.iterdir()}
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Probe:
+    return Probe(Pins(tmp_path / "kubenpu"))
+
+
+def hook_pins(probe: Probe) -> set[str]:
+    """Everything that is pinned but the maps that hold counts and names."""
+    return probe.names() - (set(MAPS) - BODIES)
+
+
+def clean(kernel: FakeKernel, probe: Probe) -> None:
+    """Nothing is attached and nothing of an attempt is left; the counters stay."""
+    assert kernel.attached() == []
+    assert hook_pins(probe) == set()
+    assert {"cells", "rules"} <= probe.names()
+
+
+# ---- the ladder ----
+
+
+def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: Probe) -> None:
+    assert probe.load() == HookStatus("drm_ioctl", "fentry", "", 5)
+    assert [(link.program, link.mechanism) for link in kernel.attached()] == [
+        ("fentry_hook", "fentry"),
+        ("fexit_hook", "fentry"),
+    ]
+    assert BODIES <= probe.names()
+    assert not [step for step in kernel.steps if "kprobe" in step]
+
+
+def test_the_ladder_goes_down_one_by_one_and_keeps_every_reason(kernel: FakeKernel, probe: Probe) -> None:
+    expected = []
+    for name, following in itertools.pairwise((*LADDER, "off")):
+        kernel.refuse[f"{name} {HOOK_OF[name]}"] = errno.ENOENT
+        unload(probe.pins)
+        kernel.links.clear()
+        status = probe.load()
+        expected.append(f"{name}: cannot {name} {HOOK_OF[name]}: number 2")
+        assert (status.mechanism, status.reason) == (following, "; ".join(expected))
+        assert kernel.mechanism() == following
+    clean(kernel, probe)
+
+
+def test_the_second_side_that_fails_takes_the_first_one_off(kernel: FakeKernel, probe: Probe) -> None:
+    kernel.refuse = {"fentry fexit_hook": 95, "kprobe.multi kprobe_hook": 95, "kprobe kprobe_hook": 95}
+    assert probe.load().mechanism == "off"
+    assert [link.mechanism for link in kernel.links] == list(LADDER)  # each got as far as its first side
+    clean(kernel, probe)
+
+
+def test_a_call_is_counted_from_its_end_on_with_kprobes(kernel: FakeKernel, probe: Probe) -> None:
+    """The return side first: a return probe that finds no start is told apart, a start without return is not."""
+    probe.load("kprobe")
+    assert [link.at_return for link in kernel.attached()] == [True, False]
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_a_forced_mechanism_is_the_only_one_tried(kernel: FakeKernel, probe: Probe, name: str) -> None:
+    assert probe.load(name).mechanism == name == kernel.mechanism()
+    unload(probe.pins)
+    kernel.refuse[f"{name} {HOOK_OF[name]}"] = errno.EPERM
+    status = probe.load(name)
+    assert status.mechanism == "off"
+    assert status.reason.startswith(f"{name}: ")
+    assert ";" not in status.reason
+    assert {link.mechanism for link in kernel.links} == {name}
+    clean(kernel, probe)
+
+
+def test_what_the_kernel_rules_out_is_not_even_tried(kernel: FakeKernel, probe: Probe) -> None:
+    status = replace(probe, facts=replace(GOOD, preemption="rt", kprobes=False)).load()
+    assert status.mechanism == "off"
+    assert [reason.partition(":")[0] for reason in status.reason.split("; ")] == list(LADDER)
+    assert "preemption model rt" in status.reason
+    assert [step for step in kernel.steps if step.startswith("load")] == ["load nothing"]
+    clean(kernel, probe)
+
+
+def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, probe: Probe) -> None:
+    absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
+    assert absent.load() == HookStatus("drm_ioctl", "off", "drm is not loaded", 5)
+    assert absent.load("kprobe").reason == "drm is not loaded"
+    clean(kernel, probe)
+    assert probe.load().mechanism == "fentry"
+
+
+def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, probe: Probe) -> None:
+    absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
+    target = Target("drm_ioctl", Path("/bin/true"))
+    assert "needs the binary" in absent.load("uprobe").reason
+    assert absent.load("uprobe", target=target).mechanism == "uprobe"
+    assert kernel.mechanism() == "uprobe"
+    unload(probe.pins)
+    kernel.refuse["uprobe uretprobe_hook"] = errno.ENOENT
+    status = absent.load("uprobe", target=target)
+    assert (status.mechanism, status.reason) == ("off", "uprobe: cannot uprobe uretprobe_hook: number 2")
+    clean(kernel, probe)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(524, "no trampolines to attach to (-524)"), (3, "(-3)"), (errno.EPERM, "cannot load fentry: number 1")],
+)
+def test_known_errors_are_put_into_words(kernel: FakeKernel, probe: Probe, code: int, words: str) -> None:
+    kernel.refuse["load fentry"] = code
+    status = probe.load()
+    assert status.mechanism == "kprobe.multi"
+    assert status.reason.startswith("fentry: ")
+    assert words in status.reason
+    assert "\n" not in status.reason
+
+
+def test_an_error_without_errno_speaks_for_itself() -> None:
+    assert explain(KernelError("the self-test counted 0 calls\nmore")) == "the self-test counted 0 calls"
+
+
+# ---- what cannot be used at all ----
+
+
+def test_an_object_of_another_version_is_refused_before_any_map_is_made(kernel: FakeKernel, probe: Probe) -> None:
+    kernel.structs_found = {}
+    with pytest.raises(KernelError, match="does not fit this program") as caught:
+        probe.load()
+    assert "same package" in caught.value.remedy
+    assert probe.names() == set()
+
+
+def test_pinned_maps_of_another_shape_are_refused(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load()
+    kernel.shape = replace(SHAPE, value_size=16)
+    with pytest.raises(KernelError, match="pinned map rules has another shape") as caught:
+        probe.load()
+    assert "Restart kubenpu-probe" in caught.value.remedy
+    assert kernel.mechanism() == "fentry"  # the old code goes on counting
+
+
+def test_a_kernel_that_loads_nothing(kernel: FakeKernel, probe: Probe) -> None:
+    kernel.refuse = dict.fromkeys(("load fentry", "load kprobe", "load nothing"), errno.EINVAL)
+    with pytest.raises(KernelError, match="cannot load nothing") as caught:
+        probe.load()
+    assert caught.value.remedy == ""
+    with pytest.raises(KernelError) as caught:
+        replace(probe, facts=replace(GOOD, release="5.15.0-91-generic")).load()
+    assert caught.value.remedy == "Kernel 5.15.0-91-generic is too old: use 6.1 or later"
+
+
+def test_a_failing_self_test_attaches_nothing(kernel: FakeKernel, probe: Probe) -> None:
+    kernel.refuse["self-test"] = errno.EBADMSG
+    with pytest.raises(KernelError, match="self-test"):
+        probe.load()
+    assert kernel.links == []
+
+
+# ---- replacing ----
+
+
+def test_a_second_load_replaces_the_code_and_attaches_nothing(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load("kprobe.multi")
+    links, names, before = kernel.attached(), probe.names(), len(kernel.steps)
+    status = probe.load(since_ns=9)
+    assert (status.mechanism, status.since_ns) == ("kprobe.multi", 9)
+    assert "replaced" in status.reason
+    assert kernel.attached() == links
+    assert probe.names() == names
+    assert {f"reuse {name}" for name in names & set(MAPS)} <= set(kernel.steps[before:])
+    assert kernel.steps[before:].count("update a map entry") == 2
+
+
+def test_pinned_cells_keep_their_number(kernel: FakeKernel, probe: Probe) -> None:
+    """max_slots may change between two loads, the map cannot."""
+    probe.load()
+    assert kernel.constants[-1]["knpu_cells_mask"] == 63
+    assert kernel.steps.count(f"cells has {layout.DEVICE_SLOTS + 64}") == 1
+    kernel.shape = replace(SHAPE, max_entries=layout.DEVICE_SLOTS + 256)
+    probe.load()
+    assert kernel.constants[-1]["knpu_cells_mask"] == 255
+
+
+@pytest.mark.parametrize(("storage", "left_out"), [(True, "cgroup_cells_by_id"), (False, "cgroup_cells")])
+def test_cgroup_storage_or_a_hash(kernel: FakeKernel, probe: Probe, storage: bool, left_out: str) -> None:
+    kernel.storage = storage
+    probe.load()
+    assert left_out not in probe.names()
+    assert kernel.constants[-1]["knpu_cgroup_storage"] == storage
+
+
+@pytest.mark.parametrize(("lockdown", "names"), [("none", 1), ("integrity", 1), ("confidentiality", 0)])
+def test_names_are_captured_where_the_kernel_may_be_read(
+    kernel: FakeKernel, probe: Probe, lockdown: str, names: int
+) -> None:
+    replace(probe, facts=replace(GOOD, lockdown=lockdown)).load("fentry")
+    assert kernel.constants[-1]["knpu_capture_names"] == names
+
+
+# ---- whatever fails, whenever it is killed ----
+
+
+def test_one_failing_step_leaves_one_mechanism_or_none(kernel: FakeKernel, tmp_path: Path) -> None:
+    """Every step of a load in turn: the next rung, or an error; and the load after it finds nothing in its way."""
+    for step in itertools.count(1):
+        probe = Probe(Pins(tmp_path / str(step)))
+        kernel.count, kernel.fail_at, kernel.links = 0, step, []
+        try:
+            told = probe.load().mechanism
+        except KernelError:
+            told = "off"
+        assert kernel.mechanism() == told
+        assert (hook_pins(probe) == set()) is (told == "off")
+        steps, kernel.fail_at = kernel.count, 0
+        assert probe.load().mechanism == kernel.mechanism() != "off"
+        if steps < step:
+            break
+    assert step > 15
+
+
+@pytest.mark.parametrize("first", LADDER)
+def test_a_load_that_is_killed_is_made_good_by_the_next(kernel: FakeKernel, tmp_path: Path, first: str) -> None:
+    for step in itertools.count(1):
+        probe = Probe(Pins(tmp_path / str(step)))
+        kernel.count, kernel.kill_at, kernel.links = 0, step, []
+        try:
+            probe.load(first)
+        except SigKill:
+            kernel.kill_at = 0
+            status = probe.load()
+            assert status.mechanism == kernel.mechanism()
+            assert status.mechanism in (first, "fentry")
+            assert len([name for name in probe.names() if "_by_" in name]) == 1
+            assert BODIES <= probe.names()
+        else:
+            break
+    assert step > 15
+
+
+def test_a_replacement_that_is_killed_or_fails_leaves_the_hook_on(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load("kprobe")
+    links = kernel.attached()
+    for step in range(1, 40):
+        for kernel.fail_at, kernel.kill_at in ((step, 0), (0, step)):
+            kernel.count = 0
+            try:
+                probe.load()
+            except (KernelError, SigKill):
+                pass
+            else:
+                assert kernel.count < step
+            assert kernel.attached() == links
+
+
+def test_a_hook_that_lost_a_link_is_attached_anew(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load("kprobe")
+    probe.pins.link("drm_ioctl", "enter").unlink()
+    assert probe.load().mechanism == "fentry" == kernel.mechanism()
+
+
+def test_detach_keeps_the_totals_and_unload_nothing(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load()
+    detach(probe.pins)
+    clean(kernel, probe)
+    detach(probe.pins)
+    assert probe.load().mechanism == "fentry"
+    unload(probe.pins)
+    assert kernel.attached() == []
+    assert not probe.pins.directory.exists()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_names_two_programs(name: str) -> None:
+    mechanism = MECHANISMS[name]
+    programs = {mechanism.program(side, part) for side in attach.SIDES for part in ("body", "hook")}
+    assert len(programs) == 4

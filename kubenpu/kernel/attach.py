@@ -88,7 +88,7 @@ def explain(error: KernelError) -> str:
     if code == ENOTSUPP:
         return "this kernel has no trampolines to attach to (-524)"
     if code == NO_BTF:
-        return "the function is not in the BTF of its module (-3)"
+        return "the function is not in the BTF of its module, or cannot be traced (-3)"
     return error.cause.splitlines()[0]
 
 
@@ -114,7 +114,7 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
             else:
                 return HookStatus(HOOK, name, "; ".join(reasons), request.since_ns)
         reasons.append(f"{name}: {refusal}")
-        if not facts.drm:
+        if not facts.drm and name != "uprobe":
             reasons = ["drm is not loaded"]
     try:
         _load_once(request, facts, messages, None, attach=False)

@@ -29,6 +29,7 @@ from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import read_names, write_names
 from kubenpu.model.device import Visibility
 from kubenpu.model.errors import KernelError, KubeNpuError
+from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, apply_rules, read_inventory
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 SIMULATED_MARK = "kubenpu-simulated"
 RESOLVE_DEADLINE_S = 2.0
 NAMES_NAME = "names.json"
+NAMELESS = Resolution(Owner(OwnerKind.UNKNOWN), False, "the cgroup is gone and its name was not captured")
 
 
 def boot_seconds() -> float:
@@ -112,7 +114,8 @@ class Node:
 
     def bell(self) -> Bell | None:
         """What becomes readable when a new cgroup was seen; None while the pins are not open."""
-        return self._store.bell if self._store is not None else None
+        store = self._store  # read once: a scrape may close it meanwhile
+        return store.bell if store is not None else None
 
     def silence(self) -> None:
         with self._lock:
@@ -146,7 +149,7 @@ class Node:
                 self._note_runtimes(time.monotonic() - begin)
             now = boot_seconds()
             for cgroup_id, path in paths.items():
-                answer = answers.get(path) if path is not None else None
+                answer = answers.get(path) if path is not None else NAMELESS
                 if answer is not None:
                     attempt = self._attempts.pop(cgroup_id, 0)
                     self._ledger.set_resolution(cgroup_id, answer, now + next_retry_s(attempt))
@@ -247,8 +250,10 @@ class Node:
             return (HookStatus(HOOK, OFF, str(e), 0),), None
         if not hooks:
             return (HookStatus(HOOK, OFF, "kubenpu-probe has not run since boot", 0),), None
-        if self._store is None or not self._store.hook_attached():
-            hooks = tuple(HookStatus(h.hook, OFF, h.reason or "its pins were removed", h.since_ns) for h in hooks)
+        store = self._store
+        if store is None or not store.hook_attached():
+            gone = "its pins were removed"
+            hooks = tuple(h if h.mechanism == OFF else HookStatus(h.hook, OFF, gone, h.since_ns) for h in hooks)
         since = min((h.since_ns for h in hooks if h.mechanism != OFF), default=None)
         return hooks, None if since is None else since / 1e9 + self._ledger.boot_unix_s
 

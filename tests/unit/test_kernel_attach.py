@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of mechanisms over a kernel that is not there: order, reasons, and what is left when a step fails.
-
-FakeKernel stands for libbpf and the kernel behind it: pins are files, a link lives while it is open or pinned. Every
-call is a step that may be told to fail or to be the last one before SIGKILL.
-"""
+"""The ladder of mechanisms over a kernel that is not there: order, reasons, and what is left when a step fails."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -25,178 +20,12 @@ from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
+from tests.fakes.fake_libbpf import MAPS, SHAPE, FakeKernel, FakeMap, FakeObject, SigKill
 from tests.unit.test_kernel_support import GOOD
 
 BODIES = {"enter_body", "exit_body"}
-MAPS = ("rules", "cells", "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
-SHAPE = bpf.MapShape(2, 4, 8, 192)
-ATTACHING = {"attach": "fentry", "attach_kprobe_multi": "kprobe.multi", "attach_kprobe": "kprobe", "attach_uprobe": "uprobe"}
+DRM_IOCTL = Target()
 HOOK_OF = {"fentry": "fentry_hook", "kprobe.multi": "kretprobe_hook", "kprobe": "kretprobe_hook"}
-
-
-class SigKill(BaseException):
-    """The process ends here: nobody handles it, open fds are closed, pins stay."""
-
-
-@dataclass
-class FakeLink:
-    """One attached program."""
-
-    kernel: FakeKernel
-    mechanism: str
-    program: str
-    at_return: bool
-    path: Path | None = None
-    open: bool = True
-
-    def pin(self, path: Path) -> None:
-        self.kernel.step(f"pin {path.name}")
-        path.write_text(str(id(self)))
-        self.path = path
-
-    def close(self) -> None:
-        self.open = False
-
-    @property
-    def attached(self) -> bool:
-        return self.open or (self.path is not None and self.path.exists() and self.path.read_text() == str(id(self)))
-
-
-@dataclass
-class FakeKernel:
-    """`refuse`: step -> errno, for good. `fail_at`, `kill_at`: number of the one step that fails or is the last."""
-
-    refuse: dict[str, int] = field(default_factory=dict)
-    fail_at: int = 0
-    kill_at: int = 0
-    count: int = 0
-    steps: list[str] = field(default_factory=list)
-    links: list[FakeLink] = field(default_factory=list)
-    bodies: dict[str, bytes] = field(default_factory=dict)
-    constants: list[Mapping[str, int]] = field(default_factory=list)
-    shape: bpf.MapShape = SHAPE
-    structs_found: dict[str, Any] | None = None
-    storage: bool = True
-    fds: int = field(default_factory=lambda: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
-
-    def step(self, name: str) -> None:
-        self.count += 1
-        self.steps.append(name)
-        self.check()
-        code = self.refuse.get(name, errno.EIO if self.count == self.fail_at else 0)
-        if code:
-            raise KernelError(f"cannot {name}: number {code}\nlibbpf: much more") from OSError(code, "")
-        if self.count == self.kill_at:
-            raise SigKill
-
-    def attached(self) -> list[FakeLink]:
-        return [link for link in self.links if link.attached]
-
-    def check(self) -> None:
-        """What must hold at every moment: one mechanism, each side once."""
-        attached = self.attached()
-        assert len({link.mechanism for link in attached}) <= 1
-        assert len({link.at_return for link in attached}) == len(attached)
-
-    def mechanism(self) -> str:
-        """How the hook is attached now: with both sides, or not at all."""
-        attached = self.attached()
-        assert len(attached) in (0, 2)
-        return attached[0].mechanism if attached else "off"
-
-
-class FakeMap:
-    """An open map; what is written into a body array is noted."""
-
-    kernel: FakeKernel
-
-    def __init__(self, fd: int, name: str = "") -> None:
-        self.fd, self.name, self.shape = fd, name, self.kernel.shape
-
-    @classmethod
-    def pinned(cls, path: Path) -> FakeMap:
-        return cls(os.dup(cls.kernel.fds), path.name)
-
-    def __enter__(self) -> FakeMap:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self.fd)
-
-    def update(self, _key: bytes, _value: bytes) -> None:
-        self.kernel.step("update a map entry")
-
-
-class FakeObject:
-    """The opened object file."""
-
-    kernel: FakeKernel
-
-    def __init__(self, path: Path, _messages: Messages) -> None:
-        self.kernel.step(f"open {path.name}")
-        self._left_out: set[str] = set()
-        self.programs: set[str] = set()
-
-    def __enter__(self) -> FakeObject:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """The programs stay where they are attached."""
-
-    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
-        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
-        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
-
-    def maps(self) -> list[str]:
-        return [name for name in MAPS if name not in self._left_out]
-
-    def keep_only(self, programs: set[str]) -> None:
-        self.programs = programs
-
-    def leave_out(self, name: str) -> None:
-        self._left_out.add(name)
-
-    def shape(self, _name: str) -> tuple[int, int, int]:
-        return 2, 4, 8
-
-    def set_capacity(self, name: str, entries: int) -> None:
-        self.kernel.steps.append(f"{name} has {entries}")
-
-    def set_constants(self, values: Mapping[str, int]) -> None:
-        self.kernel.constants.append(values)
-
-    def reuse(self, name: str, _fd: int) -> None:
-        self.kernel.step(f"reuse {name}")
-
-    def expect_kprobe_multi(self, name: str) -> None:
-        assert name in self.programs
-
-    def load(self) -> None:
-        self.kernel.step("load " + next((p.partition("_")[0] for p in sorted(self.programs - {"run_body"})), "nothing"))
-
-    def map_fd(self, name: str) -> int:
-        assert name in self.maps()
-        return self.kernel.fds
-
-    def program_fd(self, name: str) -> int:
-        assert name in self.programs, f"{name} was not loaded"
-        return 7
-
-    def __getattr__(self, how: str) -> Callable[..., FakeLink]:
-        mechanism = ATTACHING[how]
-
-        def attach_program(name: str, *arguments: object) -> FakeLink:
-            assert name in self.programs
-            self.kernel.step(f"{mechanism} {name}")
-            at_return = name.startswith(("fexit", "kretprobe", "uretprobe"))
-            if arguments:
-                assert arguments[-1] is at_return
-                assert arguments[-2] == "drm_ioctl"
-            link = FakeLink(self.kernel, mechanism, name, at_return)
-            self.kernel.links.append(link)
-            return link
-
-        return attach_program
 
 
 @pytest.fixture
@@ -226,7 +55,7 @@ class Probe:
     pins: Pins
     facts: KernelFacts = GOOD
 
-    def load(self, *mechanisms: str, target: Target = Target(), since_ns: int = 5) -> HookStatus:
+    def load(self, *mechanisms: str, target: Target = DRM_IOCTL, since_ns: int = 5) -> HookStatus:
         request = LoadRequest(Path("hook.bpf.o"), self.pins, 64, mechanisms or LADDER, target, since_ns)
         return load(request, self.facts, cast(Messages, None))
 
@@ -260,7 +89,7 @@ def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: P
         ("fentry_hook", "fentry"),
         ("fexit_hook", "fentry"),
     ]
-    assert BODIES <= probe.names()
+    assert probe.names() >= BODIES
     assert not [step for step in kernel.steps if "kprobe" in step]
 
 
@@ -322,7 +151,7 @@ def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, p
 
 def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, probe: Probe) -> None:
     absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
-    target = Target("drm_ioctl", Path("/bin/true"))
+    target = replace(DRM_IOCTL, binary=Path("/bin/true"))
     assert "needs the binary" in absent.load("uprobe").reason
     assert absent.load("uprobe", target=target).mechanism == "uprobe"
     assert kernel.mechanism() == "uprobe"
@@ -462,7 +291,7 @@ def test_a_load_that_is_killed_is_made_good_by_the_next(kernel: FakeKernel, tmp_
             assert status.mechanism == kernel.mechanism()
             assert status.mechanism in (first, "fentry")
             assert len([name for name in probe.names() if "_by_" in name]) == 1
-            assert BODIES <= probe.names()
+            assert probe.names() >= BODIES
         else:
             break
     assert step > 15

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libbpf and the kernel behind it, as kubenpu.kernel.attach sees them, for tests without either.
+
+Pins are files below whatever directory the test uses; a link lives while it is open or pinned. Every call is a step
+that may be told to fail or to be the last one before SIGKILL. At every step one mechanism at most may be attached.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.libbpf import Messages
+from kubenpu.model.errors import KernelError
+
+MAPS = ("rules", "cells", "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
+SHAPE = bpf.MapShape(2, 4, 8, 192)
+ATTACHING = {
+    "attach": "fentry",
+    "attach_kprobe_multi": "kprobe.multi",
+    "attach_kprobe": "kprobe",
+    "attach_uprobe": "uprobe",
+}
+
+
+class SigKill(BaseException):
+    """The process ends here: nobody handles it, open fds are closed, pins stay."""
+
+
+@dataclass
+class FakeLink:
+    """One attached program."""
+
+    kernel: FakeKernel
+    mechanism: str
+    program: str
+    at_return: bool
+    path: Path | None = None
+    open: bool = True
+
+    def pin(self, path: Path) -> None:
+        self.kernel.step(f"pin {path.name}")
+        path.write_text(str(id(self)))
+        self.path = path
+
+    def close(self) -> None:
+        self.open = False
+
+    @property
+    def attached(self) -> bool:
+        return self.open or (self.path is not None and self.path.exists() and self.path.read_text() == str(id(self)))
+
+
+@dataclass
+class FakeKernel:
+    """`refuse`: step -> errno, for good. `fail_at`, `kill_at`: number of the one step that fails or is the last."""
+
+    refuse: dict[str, int] = field(default_factory=dict)
+    fail_at: int = 0
+    kill_at: int = 0
+    count: int = 0
+    steps: list[str] = field(default_factory=list)
+    links: list[FakeLink] = field(default_factory=list)
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    constants: list[Mapping[str, int]] = field(default_factory=list)
+    shape: bpf.MapShape = SHAPE
+    structs_found: dict[str, Any] | None = None
+    storage: bool = True
+    fds: int = field(default_factory=lambda: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+
+    def step(self, name: str) -> None:
+        self.count += 1
+        self.steps.append(name)
+        self.check()
+        code = self.refuse.get(name, errno.EIO if self.count == self.fail_at else 0)
+        if code:
+            raise KernelError(f"cannot {name}: number {code}\nlibbpf: much more") from OSError(code, "")
+        if self.count == self.kill_at:
+            raise SigKill
+
+    def attached(self) -> list[FakeLink]:
+        return [link for link in self.links if link.attached]
+
+    def check(self) -> None:
+        """What must hold at every moment: one mechanism, each side once."""
+        attached = self.attached()
+        assert len({link.mechanism for link in attached}) <= 1
+        assert len({link.at_return for link in attached}) == len(attached)
+
+    def mechanism(self) -> str:
+        """How the hook is attached now: with both sides, or not at all."""
+        attached = self.attached()
+        assert len(attached) in (0, 2)
+        return attached[0].mechanism if attached else "off"
+
+
+class FakeMap:
+    """An open map; what is written into a body array is noted."""
+
+    kernel: FakeKernel
+
+    def __init__(self, fd: int, name: str = "") -> None:
+        self.fd, self.name, self.shape = fd, name, self.kernel.shape
+
+    @classmethod
+    def pinned(cls, path: Path) -> FakeMap:
+        return cls(os.dup(cls.kernel.fds), path.name)
+
+    def __enter__(self) -> FakeMap:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self.fd)
+
+    def update(self, _key: bytes, _value: bytes) -> None:
+        self.kernel.step("update a map entry")
+
+
+class FakeObject:
+    """The opened object file."""
+
+    kernel: FakeKernel
+
+    def __init__(self, path: Path, _messages: Messages) -> None:
+        self.kernel.step(f"open {path.name}")
+        self._left_out: set[str] = set()
+        self.programs: set[str] = set()
+
+    def __enter__(self) -> FakeObject:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """The programs stay where they are attached."""
+
+    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
+        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
+        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
+
+    def maps(self) -> list[str]:
+        return [name for name in MAPS if name not in self._left_out]
+
+    def keep_only(self, programs: set[str]) -> None:
+        self.programs = programs
+
+    def leave_out(self, name: str) -> None:
+        self._left_out.add(name)
+
+    def shape(self, _name: str) -> tuple[int, int, int]:
+        return 2, 4, 8
+
+    def set_capacity(self, name: str, entries: int) -> None:
+        self.kernel.steps.append(f"{name} has {entries}")
+
+    def set_constants(self, values: Mapping[str, int]) -> None:
+        self.kernel.constants.append(values)
+
+    def reuse(self, name: str, _fd: int) -> None:
+        self.kernel.step(f"reuse {name}")
+
+    def expect_kprobe_multi(self, name: str) -> None:
+        assert name in self.programs
+
+    def load(self) -> None:
+        self.kernel.step("load " + next((p.partition("_")[0] for p in sorted(self.programs - {"run_body"})), "nothing"))
+
+    def map_fd(self, name: str) -> int:
+        assert name in self.maps()
+        return self.kernel.fds
+
+    def program_fd(self, name: str) -> int:
+        assert name in self.programs, f"{name} was not loaded"
+        return 7
+
+    def __getattr__(self, how: str) -> Callable[..., FakeLink]:
+        mechanism = ATTACHING[how]
+
+        def attach_program(name: str, *arguments: object) -> FakeLink:
+            assert name in self.programs
+            self.kernel.step(f"{mechanism} {name}")
+            at_return = name.startswith(("fexit", "kretprobe", "uretprobe"))
+            if arguments:
+                assert arguments[-1] is at_return
+                assert arguments[-2] == "drm_ioctl"
+            link = FakeLink(self.kernel, mechanism, name, at_return)
+            self.kernel.links.append(link)
+            return link
+
+        return attach_program

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node over pins, runtimes and a cgroup tree that are not there: what it asks, believes, keeps and frees."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kubenpu.identity.resolve import RETRY_S
+from kubenpu.kernel.pins import STATE_NAME
+from kubenpu.model.device import Visibility
+from kubenpu.model.identity import Owner, OwnerKind, Resolution
+from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
+from kubenpu.model.view import View
+from kubenpu.service import node as service_node
+from kubenpu.service.node import NAMES_NAME, Node
+from tests.fakes.node_world import CLAIM, CONFIRMED, FENTRY, POD, POD_PATH, World
+from tests.fakes.sim_plan import DEVICES, IGPU
+from tests.fakes.sim_sysfs import write_sysfs
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(tmp_path)
+    monkeypatch.setattr(service_node, "CounterStore", made.open_store)
+    monkeypatch.setattr(service_node, "Resolver", lambda *_arguments, **_options: made.resolver)
+    monkeypatch.setattr(service_node, "Runtimes", lambda _sockets: made)
+    monkeypatch.setattr(service_node, "boot_seconds", lambda: made.now)
+    yield made
+    for node in made.nodes:
+        node.close()
+    assert all(store.closed for store in made.stores)
+
+
+@pytest.fixture
+def node(world: World) -> Node:
+    started = world.start()
+    started.open()
+    return started
+
+
+def owners(view: View) -> list[Owner]:
+    return [usage.owner for usage in view.usage]
+
+
+def source(node: Node, name: str) -> tuple[bool, str]:
+    (found,) = (s for s in node.view().sources if s.source == name)
+    return found.up, found.reason
+
+
+# ---- whose it is ----
+
+
+def test_an_owner_is_asked_for_until_the_answer_is_final(world: World, node: Node) -> None:
+    world.work(world.cgroup())
+    assert node.resolve() == RETRY_S[0]
+    assert owners(node.view()) == [CLAIM]
+    assert node.resolve() == RETRY_S[0]  # too early: nobody was asked
+    world.now += RETRY_S[0]
+    assert node.resolve() == RETRY_S[1]
+    world.now += RETRY_S[1] / 2
+    assert node.resolve() == RETRY_S[1] / 2
+    world.now += RETRY_S[1] / 2
+    world.resolver.answer = lambda _path: CONFIRMED
+    assert node.resolve() is None
+    assert owners(node.view()) == [POD]
+    assert world.resolver.asked == [{POD_PATH: 0}, {POD_PATH: 1}, {POD_PATH: 2}]
+    world.now += 1e6
+    assert node.resolve() is None
+    assert len(world.resolver.asked) == 3
+
+
+def test_a_path_that_was_not_reached_is_asked_about_at_once(world: World, node: Node) -> None:
+    """The resolver's time was up: the number of earlier questions stays."""
+    world.work(world.cgroup())
+    world.resolver.answer = lambda _path: None
+    assert node.resolve() == 0.0
+    world.resolver.answer = lambda _path: CONFIRMED
+    assert node.resolve() is None
+    assert world.resolver.asked == [{POD_PATH: 0}] * 2
+
+
+def test_a_cgroup_that_nobody_can_name_does_not_keep_the_daemon_busy(world: World, node: Node) -> None:
+    """Gone before it was looked for, and the kernel had no room for its name or may not read it."""
+    world.work(70, None)
+    world.work(71, "/", truncated=True)
+    for pause in (*RETRY_S, RETRY_S[-1]):
+        assert node.resolve() == pause
+        world.now += pause
+    assert world.resolver.asked == []
+    assert owners(node.view()) == [Owner(OwnerKind.UNKNOWN)]
+
+
+def test_a_name_that_the_kernel_writes_later_is_used(world: World, node: Node) -> None:
+    world.work(70, None)
+    node.resolve()
+    world.store.records[70] = CgroupRecord(70, POD_PATH, False, 0)
+    world.resolver.answer = lambda _path: CONFIRMED
+    world.now += RETRY_S[0]
+    assert node.resolve() is None
+    assert world.resolver.asked == [{POD_PATH: 1}]
+
+
+def test_a_path_cut_short_is_completed_from_the_tree_and_else_used_as_it_is(world: World, node: Node) -> None:
+    deep = f"{POD_PATH}/{'x' * 60}/{'y' * 60}"
+    cut = deep[: -len("/" + "y" * 60)]
+    world.work(world.cgroup(deep), cut, truncated=True)
+    world.work(70, cut, truncated=True)
+    node.resolve()
+    assert world.resolver.asked == [{deep: 0, cut: 0}]
+
+
+def test_a_whole_path_is_believed_without_walking_the_tree(world: World, node: Node) -> None:
+    world.work(70, "/", calls=1)
+    world.work(71)
+    node.resolve()
+    assert world.resolver.asked == [{"/": 0, POD_PATH: 0}]
+    assert node.view().index_rebuilds == 0
+
+
+def test_a_slow_runtime_does_not_hold_up_a_scrape(world: World, node: Node) -> None:
+    world.work(world.cgroup())
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer(_path: str) -> Resolution:
+        asked.set()
+        assert go_on.wait(20)
+        return CONFIRMED
+
+    world.resolver.answer = answer
+    thread = threading.Thread(target=node.resolve)
+    thread.start()
+    try:
+        assert asked.wait(20)
+        seen: list[View] = []
+        scrape = threading.Thread(target=lambda: seen.append(node.view()), daemon=True)
+        scrape.start()
+        scrape.join(10)
+        assert [owners(view) for view in seen] == [[Owner(OwnerKind.UNKNOWN)]]
+    finally:
+        go_on.set()
+        thread.join(20)
+    assert owners(node.view()) == [POD]
+
+
+def test_each_runtime_is_a_source(world: World, node: Node) -> None:
+    world.work(world.cgroup())
+    world.runtime.trouble = "no answer"
+    node.resolve()
+    assert source(node, "cri:/run/a.sock") == (False, "no answer")
+    world.runtime.trouble, world.now = "", world.now + 60
+    node.resolve()
+    assert source(node, "cri:/run/a.sock") == (True, "")
+
+
+# ---- what is freed ----
+
+
+def test_a_dead_pod_is_folded_after_the_retention_and_forgotten(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cell = world.work(world.cgroup())
+    node.resolve()
+    node.tidy()
+    assert node.view().usage[0].alive
+    (world.mount / POD_PATH[1:]).rmdir()
+    node.tidy()
+    assert not node.view().usage[0].alive
+    world.now += world.settings.retention_seconds - 1
+    node.tidy()
+    assert world.store.merges == []
+    assert world.store.forgotten == []
+    world.now += 1
+    node.tidy()
+    assert world.store.merges == [CellMerge(cell.index, 0)]
+    assert world.store.forgotten == [cell.cgroup_id]
+    assert world.store.searches == 4
+
+
+def test_who_still_lives_or_owns_a_cell_is_not_forgotten(world: World, node: Node) -> None:
+    gone, idle, torn = world.work(70), world.cgroup("/system.slice/idle.service"), 72
+    world.store.records[idle] = CgroupRecord(idle, "/system.slice/idle.service", False, 0)
+    world.store.records[torn] = CgroupRecord(torn, "/gone", False, 0)
+    busy = world.work(world.cgroup("/busy"), "/busy")
+    node.tidy()
+    world.now += world.settings.retention_seconds
+    node.tidy()
+    assert world.store.merges == [CellMerge(gone.index, 0)]
+    assert sorted(world.store.forgotten) == [70, torn]
+    assert world.store.cells == [busy]
+
+
+def test_a_cgroup_made_anew_under_the_same_name_is_another_one(world: World, node: Node) -> None:
+    world.cgroup()
+    world.work(70)
+    node.tidy()
+    assert not node.view().usage[0].alive
+
+
+def test_a_cgroup_with_a_path_cut_short_lives_as_long_as_its_id_is_in_the_tree(world: World, node: Node) -> None:
+    """Its recorded path leads to an ancestor, which proves nothing."""
+    world.work(world.cgroup(f"{POD_PATH}/deep"), POD_PATH, truncated=True)
+    node.tidy()
+    assert node.view().usage[0].alive
+    (world.mount / POD_PATH[1:] / "deep").rmdir()
+    node.tidy()
+    assert not node.view().usage[0].alive
+
+
+# ---- names over a restart ----
+
+
+def test_names_survive_a_restart(world: World, node: Node) -> None:
+    """The runtime has forgotten the container by then, and the cgroup is gone."""
+    world.resolver.answer = lambda _path: CONFIRMED
+    world.work(70)
+    node.resolve()
+    node.close()
+    again = world.start()
+    again.open()
+    world.work(70)
+    world.resolver.asked.clear()
+    assert again.resolve() is None
+    assert owners(again.view()) == [POD]
+    assert world.resolver.asked == []
+
+
+def test_a_damaged_file_of_names_is_reported_and_replaced(world: World) -> None:
+    (world.settings.run_directory / NAMES_NAME).write_text("{")
+    node = world.start()
+    up, reason = source(node, "names")
+    assert not up
+    assert "written anew" in reason
+    world.resolver.answer = lambda _path: CONFIRMED
+    world.work(70)
+    node.resolve()
+    assert source(node, "names") == (True, "")
+    again = world.start()
+    again.open()
+    world.work(70)
+    assert owners(again.view()) == [POD]
+
+
+# ---- pins that come and go ----
+
+
+def test_without_a_probe_there_is_a_reason_and_no_number(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.pins.remove()
+    (world.settings.run_directory / STATE_NAME).unlink()
+    node = world.start()
+    for step in (node.open, node.tidy, node.silence):
+        step()
+    assert node.resolve() is None
+    view = node.view()
+    assert (view.usage, view.device_usage, view.dropped, view.counting_since) == ((), (), {}, None)
+    assert source(node, "counters") == (False, "no counters are pinned. Start kubenpu-probe.")
+    assert view.hooks == (HookStatus("drm_ioctl", "off", "kubenpu-probe has not run since boot", 0),)
+    assert node.bell() is None
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("service.node")] == [
+        "counters: no counters are pinned. Start kubenpu-probe."
+    ]
+
+
+def test_new_pins_are_opened_and_told_the_devices(world: World, node: Node) -> None:
+    write_sysfs(world.settings.sysfs, DEVICES)
+    node.rescan_devices()
+    old = world.store
+    assert old.rules
+    assert id(node.bell()) == id(old.bell)
+    node.open()
+    assert world.stores == [old]
+    world.load_probe()
+    node.open()
+    assert old.closed
+    assert len(world.stores) == 2
+    assert world.store.rules == old.rules
+    assert id(node.bell()) == id(world.store.bell)
+    node.silence()
+    assert (old.bell.silenced, world.store.bell.silenced) == (0, 1)
+
+
+def test_pins_that_vanish_and_come_back(world: World, node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world.work(70)
+    assert len(node.view().usage) == 1
+    for path in list(world.pins.root.iterdir()):
+        path.unlink()
+    assert node.view().usage == ()
+    node.tidy()
+    assert (world.stores[0].closed, node.bell()) == (True, None)
+    world.load_probe()
+    node.tidy()
+    world.work(71)
+    assert len(node.view().usage) == 1
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.node")]
+    assert said == ["counters: no counters are pinned. Start kubenpu-probe.", "counters: works again"]
+
+
+def test_a_source_is_logged_when_it_changes_not_when_it_lasts(
+    world: World, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for reason in ("", "a", "a", "b", "b", "", "", "a"):
+        world.store.failing = reason
+        node.view()
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.node")]
+    assert said == ["counters: a", "counters: b", "counters: works again", "counters: a"]
+
+
+# ---- the picture ----
+
+
+def test_the_hook_is_as_the_probe_says_while_its_links_are_pinned(world: World, node: Node) -> None:
+    view = node.view()
+    assert view.hooks == (FENTRY,)
+    assert view.counting_since is not None
+    assert "drm_ioctl fentry" in node.summary()
+
+
+@pytest.mark.parametrize("side", ["enter", "exit"])
+@pytest.mark.parametrize("reason", ["", "replaced the program behind the attached hook"])
+def test_a_hook_without_its_links_is_off(world: World, node: Node, side: str, reason: str) -> None:
+    world.load_probe(replace(FENTRY, reason=reason))
+    world.pins.link("drm_ioctl", side).unlink()
+    view = node.view()
+    assert view.hooks == (HookStatus("drm_ioctl", "off", "its pins were removed", FENTRY.since_ns),)
+    assert view.counting_since is None
+    assert "drm_ioctl off (its pins were removed)" in node.summary()
+
+
+def test_a_hook_that_the_probe_left_off_keeps_its_reason(world: World, node: Node) -> None:
+    off = HookStatus("drm_ioctl", "off", "drm is not loaded", 7)
+    world.load_probe(off)
+    for side in ("enter", "exit"):
+        world.pins.link("drm_ioctl", side).unlink()
+    assert node.view().hooks == (off,)
+    assert node.view().counting_since is None
+
+
+def test_a_damaged_state_file_is_the_reason(world: World, node: Node) -> None:
+    (world.settings.run_directory / STATE_NAME).write_text("{")
+    (hook,) = node.view().hooks
+    assert hook.mechanism == "off"
+    assert "is damaged" in hook.reason
+    assert "Run kubenpu-probe load again" in hook.reason
+
+
+def test_a_simulated_node_says_so_everywhere(world: World) -> None:
+    plain = world.start()
+    assert not plain.simulated
+    assert not plain.view().simulated
+    assert "SIMULATED" not in plain.summary()
+    write_sysfs(world.settings.sysfs, DEVICES)
+    node = world.start()
+    assert node.view().simulated
+    assert node.summary().startswith("SIMULATED NODE, ")
+
+
+def test_the_summary_counts_accelerators_as_people_do(world: World, node: Node) -> None:
+    assert node.summary().startswith("0 accelerators, ")
+    write_sysfs(world.settings.sysfs, (IGPU,))
+    node.rescan_devices()
+    assert node.summary().startswith("1 accelerator, ")
+
+
+def test_what_a_driver_lets_one_see(world: World, node: Node) -> None:
+    assert node.visibility("i915") is None  # nothing was read yet
+    write_sysfs(world.settings.sysfs, DEVICES)
+    node.rescan_devices()
+    assert node.visibility("i915") is Visibility.ALWAYS
+    assert node.visibility("unheard of") is None
+    assert node.visibility(None) is None
+
+
+def test_a_run_directory_that_cannot_be_locked_stops_no_daemon(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sysfs(world.settings.sysfs, DEVICES)
+    (world.settings.run_directory / "rules.lock").mkdir()
+    node.rescan_devices()
+    up, reason = source(node, "devices")
+    assert not up
+    assert "rules.lock" in reason

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kubenpu-probe as a command: what it says when it cannot, and what it hands to the loader when it can."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from kubenpu.kernel import attach
+from kubenpu.kernel.attach import LADDER, LoadRequest, Target
+from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
+from kubenpu.kernel.support import KernelFacts
+from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import HookStatus
+from kubenpu.service import probe
+from tests.fakes.node_world import FakeStore
+from tests.fakes.sim_plan import DEVICES
+from tests.fakes.sim_sysfs import write_sysfs
+from tests.unit.test_kernel_support import GOOD
+
+KPROBE = HookStatus("drm_ioctl", "kprobe", "fentry: drm has no BTF", 77)
+
+
+@dataclass
+class Machine:
+    """A kernel that takes every load; `facts` and `drm_module` are what the probe finds."""
+
+    place: Path
+    facts: KernelFacts = GOOD
+    drm_module: int | None = 4711
+    requests: list[LoadRequest] = field(default_factory=list)
+    stores: list[FakeStore] = field(default_factory=list)
+    detached: int = 0
+    refuse: KernelError | None = None
+
+    @property
+    def run_directory(self) -> Path:
+        return self.place / "run"
+
+    @property
+    def pins(self) -> Pins:
+        return Pins(self.place / "pins")
+
+    def probe(self, *arguments: str) -> int:
+        config = self.place / "kubenpu.toml"
+        names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
+        names["devices.drivers_directory"] = "drivers.d"
+        config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
+        return probe.main(["--config.file", str(config), *arguments])
+
+    def load(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> HookStatus:
+        self.requests.append(request)
+        if self.refuse is not None:
+            raise self.refuse
+        request.pins.make()
+        request.pins.map("cells").touch()
+        return replace(KPROBE, since_ns=request.since_ns)
+
+    def open_store(self, directory: Path) -> FakeStore:
+        self.stores.append(FakeStore(directory))
+        return self.stores[-1]
+
+    def detach(self, _pins: Pins) -> None:
+        self.detached += 1
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The probe's own logging goes to stderr, as when it runs alone."""
+    made = Machine(tmp_path)
+    write_sysfs(tmp_path / "sys", DEVICES)
+    monkeypatch.setattr(probe, "read_facts", lambda: made.facts)
+    monkeypatch.setattr(probe, "_drm_module", lambda: made.drm_module)
+    monkeypatch.setattr(probe, "Messages", lambda debug: debug)
+    monkeypatch.setattr(probe, "CounterStore", made.open_store)
+    monkeypatch.setattr(attach, "load", made.load)
+    monkeypatch.setattr(attach, "detach", made.detach)
+    level = logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    yield made
+    logging.root.setLevel(level)
+    assert all(store.closed for store in made.stores)
+
+
+Errors = Callable[[], str]
+
+
+@pytest.fixture
+def errors(machine: Machine, capsys: pytest.CaptureFixture[str]) -> Errors:
+    """What was said on stderr since the last time; nothing may be on stdout."""
+
+    def read() -> str:
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err
+
+    return read
+
+
+# ---- what it says when it cannot ----
+
+
+def test_an_obstacle_ends_it_with_cause_and_remedy(machine: Machine, errors: Errors) -> None:
+    machine.facts = replace(GOOD, bpffs=False)
+    assert machine.probe("load") == 1
+    assert errors() == (
+        "kubenpu-probe: no bpffs is mounted on /sys/fs/bpf. Run: mount -t bpf bpf /sys/fs/bpf.\n"
+    )
+    assert machine.requests == []
+    assert not machine.run_directory.exists()
+
+
+def test_all_obstacles_are_told_at_once(machine: Machine, errors: Errors) -> None:
+    machine.facts = replace(GOOD, missing_capabilities=("CAP_BPF",), btf=False, bpffs=False, cgroup2=None)
+    assert machine.probe("load") == 1
+    said = errors()
+    assert said.count("\n") == 1
+    for words in ("lacks CAP_BPF", "has no BTF", "no bpffs", "no cgroup version 2", "as root", "CONFIG_DEBUG_INFO_BTF"):
+        assert said.count(words) == 1
+
+
+def test_a_load_that_fails_keeps_the_last_state(machine: Machine, errors: Errors) -> None:
+    write_state(machine.run_directory, (KPROBE,), 4711)
+    machine.refuse = KernelError("cannot load the BPF programs", "Kernel 5.15 is too old")
+    assert machine.probe("load") == 1
+    assert errors() == "kubenpu-probe: cannot load the BPF programs. Kernel 5.15 is too old.\n"
+    assert read_state(machine.run_directory) == ((KPROBE,), 4711)
+    assert machine.stores == []
+
+
+@pytest.mark.parametrize("command", ["load", "unload", "status"])
+def test_a_run_directory_that_is_none(machine: Machine, errors: Errors, command: str) -> None:
+    machine.run_directory.touch()
+    assert machine.probe(command) == 1
+    said = errors()
+    assert said.startswith("kubenpu-probe: cannot ")
+    assert str(machine.run_directory) in said
+    assert "run_directory" in said.partition(". ")[2]
+
+
+def test_pins_that_cannot_be_removed(machine: Machine, errors: Errors) -> None:
+    machine.pins.make()
+    (machine.pins.root / "foreign").mkdir()
+    assert machine.probe("unload") == 1
+    assert str(machine.pins.root) in errors()
+
+
+def test_a_damaged_state_file(machine: Machine, errors: Errors) -> None:
+    machine.run_directory.mkdir()
+    (machine.run_directory / STATE_NAME).write_text("{")
+    assert machine.probe("status") == 1
+    assert "Run kubenpu-probe load again" in errors()
+
+
+def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> None:
+    """The remedy that the error names must work."""
+    machine.run_directory.mkdir()
+    (machine.run_directory / STATE_NAME).write_text("{")
+    assert machine.probe("load") == 0
+    ((hook,), module) = read_state(machine.run_directory)
+    assert (hook.mechanism, module) == ("kprobe", 4711)
+    assert "is damaged" in errors()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("reload",), ("load", "--mechanism", "magic"), ("load", "--mechanism", "uprobe"), ("status", "--mechanism", "auto")],
+)
+def test_misuse(machine: Machine, errors: Errors, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        machine.probe(*arguments)
+    assert caught.value.code == 2
+    assert "usage: kubenpu-probe" in errors()
+
+
+def test_settings_that_cannot_be_read(machine: Machine, errors: Errors) -> None:
+    missing = machine.place / "none.toml"
+    assert probe.main(["--config.file", str(missing), "load"]) == 1
+    assert errors().startswith(f"kubenpu-probe: {missing} does not exist. ")
+
+
+# ---- what it does when it can ----
+
+
+def test_load_hands_on_what_was_asked_for(machine: Machine, errors: Errors) -> None:
+    assert machine.probe("load") == 0
+    (request,) = machine.requests
+    assert (request.mechanisms, request.target) == (LADDER, Target())
+    assert (request.pins, request.slots, request.object_path) == (machine.pins, 8192, attach.object_path())
+    assert errors() == "drm_ioctl: kprobe (fentry: drm has no BTF)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mechanisms", "target"),
+    [
+        (("--mechanism", "kprobe.multi"), ("kprobe.multi",), Target()),
+        (("--mechanism", "auto"), LADDER, Target()),
+        (("--uprobe", "/opt/a:b/work:ioctl"), ("uprobe",), Target("ioctl", Path("/opt/a:b/work"))),
+    ],
+)
+def test_load_of_one_mechanism(
+    machine: Machine, arguments: tuple[str, ...], mechanisms: tuple[str, ...], target: Target
+) -> None:
+    assert machine.probe("load", "--object", "/tmp/other.o", *arguments) == 0
+    (request,) = machine.requests
+    assert (request.mechanisms, request.target, request.object_path) == (mechanisms, target, Path("/tmp/other.o"))
+
+
+def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Machine) -> None:
+    assert machine.probe("load") == 0
+    (store,) = machine.stores
+    assert sorted(store.addresses.values()) == sorted(device.address for device in DEVICES)
+    assert len(store.rules) == sum(len(device.nodes) for device in DEVICES)
+    hooks, module = read_state(machine.run_directory)
+    assert (hooks, module) == ((replace(KPROBE, since_ns=machine.requests[0].since_ns),), 4711)
+
+
+def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
+    machine.probe("load")
+    machine.probe("load")
+    assert machine.requests[1].since_ns == machine.requests[0].since_ns
+    machine.pins.map("cells").unlink()  # totals gone: what is counted now began now
+    machine.probe("load")
+    assert machine.requests[2].since_ns > machine.requests[1].since_ns
+
+
+@pytest.mark.parametrize(("module", "detached"), [(4711, 0), (4712, 1), (None, 1)])
+def test_a_hook_on_a_module_that_was_reloaded_is_taken_off_first(
+    machine: Machine, module: int | None, detached: int
+) -> None:
+    write_state(machine.run_directory, (KPROBE,), 4711)
+    machine.drm_module = module
+    assert machine.probe("load") == 0
+    assert machine.detached == detached
+    assert read_state(machine.run_directory)[1] == module
+
+
+def test_a_uprobe_does_not_mind_what_drm_does(machine: Machine) -> None:
+    write_state(machine.run_directory, (KPROBE,), None)
+    assert machine.probe("load", "--uprobe", "/bin/work:f") == 0
+    assert machine.detached == 0
+
+
+def test_the_store_is_closed_when_rules_cannot_be_written(machine: Machine, errors: Errors) -> None:
+    (machine.run_directory / "rules.lock").mkdir(parents=True)
+    assert machine.probe("load") == 1
+    assert "rules.lock" in errors()
+    assert [store.closed for store in machine.stores] == [True]
+
+
+def test_unload_removes_every_pin_and_forgets_the_hook(machine: Machine, errors: Errors) -> None:
+    machine.probe("load")
+    errors()
+    assert machine.probe("unload") == 0
+    assert not machine.pins.directory.exists()
+    assert read_state(machine.run_directory) == ((), None)
+    assert errors() == f"removed 1 pins below {machine.pins.directory}\n"
+    assert machine.probe("unload") == 0
+
+
+def test_status_is_json_on_stdout(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert machine.probe("status") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    write_state(machine.run_directory, (KPROBE,), 1)
+    assert machine.probe("status") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [HookStatus(**hook) for hook in json.loads(out)] == [KPROBE]

@@ -22,7 +22,7 @@ from kubenpu.identity.cri import CriClient, find_sockets
 from kubenpu.kernel import bpf
 from kubenpu.kernel.attach import HOOK, LADDER, OFF, SIDES
 from kubenpu.kernel.pins import Pins, read_state
-from kubenpu.kernel.support import KernelFacts, mechanism_refusal, read_facts
+from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -152,14 +152,12 @@ def _lockdown(node: Examination) -> Iterator[Finding]:
 
 
 def _preemption(node: Examination) -> Iterator[Finding]:
-    found, needed = node.facts.preemption, "none, voluntary or lazy"
-    if found in ("full", "rt"):
+    found, needed = node.facts.preemption, f"{' or '.join(UNPREEMPTED)} for fentry"
+    if found in UNPREEMPTED:
+        yield Finding("preemption", found, needed)
+    else:
         remedy = "Nothing to do: a kprobe is used, which costs more per call and loses none"
         yield Finding("preemption", found, needed, remedy, OK)
-    elif found == "unknown":
-        yield Finding("preemption", found, needed, "Run as root, so that debugfs can be read", WARN)
-    else:
-        yield Finding("preemption", found, needed)
 
 
 def _capabilities(node: Examination) -> Iterator[Finding]:

@@ -47,18 +47,23 @@ class Pins:
             for directory in (self.directory, self.root):
                 directory.mkdir(exist_ok=True)
         except OSError as e:
-            raise KernelError(f"cannot create {self.root}: {e.strerror}", "Is bpffs mounted on /sys/fs/bpf?") from e
+            raise KernelError(
+                f"cannot create {self.root}: {e.strerror}", "Mount bpffs: mount -t bpf bpf /sys/fs/bpf"
+            ) from e
 
     def remove(self) -> list[str]:
         """Unpins everything of ours: attached programs detach, totals are gone. Returns what was removed."""
         removed = []
-        if self.root.is_dir():
-            for path in sorted(self.root.iterdir(), key=lambda p: not p.name.endswith("_link")):
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
-            self.root.rmdir()
-        if self.directory.is_dir() and not any(self.directory.iterdir()):
-            self.directory.rmdir()
+        try:
+            if self.root.is_dir():
+                for path in sorted(self.root.iterdir(), key=lambda p: not p.name.endswith("_link")):
+                    path.unlink(missing_ok=True)
+                    removed.append(path.name)
+                self.root.rmdir()
+            if self.directory.is_dir() and not any(self.directory.iterdir()):
+                self.directory.rmdir()
+        except OSError as e:
+            raise KernelError(f"cannot remove all pins of {self.root}: {e.strerror}", "Run it as root, again") from e
         return removed
 
 
@@ -104,4 +109,4 @@ def locked(run_directory: Path, name: str) -> Iterator[None]:
 
 
 def _refused(doing: str, path: Path, error: OSError) -> KernelError:
-    return KernelError(f"cannot {doing} {path}: {error.strerror}", "Is run_directory right, and may this user use it?")
+    return KernelError(f"cannot {doing} {path}: {error.strerror}", "Check run_directory and who may write there")

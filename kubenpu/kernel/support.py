@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+UNPREEMPTED = ("none", "voluntary")  # models in which a program runs to its end
 _PREEMPT_DEBUG = Path("/sys/kernel/debug/sched/preempt")
 
 
@@ -168,8 +169,8 @@ def mechanism_refusal(facts: KernelFacts, mechanism: str) -> str | None:
             return "drm has no BTF (/sys/kernel/btf/drm)"
         if not facts.ftrace:
             return "kernel.ftrace_enabled is 0"
-        if facts.preemption in ("full", "rt"):
-            return f"with preemption model {facts.preemption} the kernel skips preempted fentry programs"
+        if facts.preemption not in UNPREEMPTED:
+            return f"with preemption model {facts.preemption} the kernel skips fentry programs now and then"
     if mechanism.startswith("kprobe"):
         if not facts.kprobes:
             return "the kernel has no kprobes"

@@ -64,7 +64,7 @@ def load(settings: Settings, options: argparse.Namespace) -> HookStatus:
         mechanisms = (options.mechanism,)
     pins = Pins(settings.pin_directory)
     with locked(settings.run_directory, "probe"):
-        before, module = read_state(settings.run_directory)
+        before, module = _last_state(settings.run_directory)
         if module != _drm_module() and not options.uprobe:
             attach.detach(pins)  # a hook on a module that was unloaded since is dead, whatever its pins say
         since = next((h.since_ns for h in before if pins.map("cells").exists()), attach.boot_ns())
@@ -79,6 +79,15 @@ def load(settings: Settings, options: argparse.Namespace) -> HookStatus:
             store.close()
         write_state(settings.run_directory, (status,), _drm_module())
     return status
+
+
+def _last_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:
+    """As read_state(); a file that cannot be used is replaced by this load."""
+    try:
+        return read_state(run_directory)
+    except KernelError as e:
+        log.warning("kubenpu-probe: %s", e.cause)
+        return (), None
 
 
 def _drm_module() -> int | None:

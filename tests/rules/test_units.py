@@ -77,4 +77,6 @@ def test_every_unit_is_installed() -> None:
 def test_udev_never_starts_what_was_stopped() -> None:
     rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
     commands = re.findall(r'RUN\+="([^"]*)"', rules)
-    assert set(commands) == {"/usr/bin/systemctl --no-block --job-mode=fail try-reload-or-restart kubenpu-probe.service"}
+    assert set(commands) == {
+        "/usr/bin/systemctl --no-block --job-mode=fail try-reload-or-restart kubenpu-probe.service"
+    }

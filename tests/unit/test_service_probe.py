@@ -26,6 +26,17 @@ from tests.unit.test_kernel_support import GOOD
 KPROBE = HookStatus("drm_ioctl", "kprobe", "fentry: drm has no BTF", 77)
 
 
+def alone(arguments: list[str]) -> int:
+    """As a process of its own: nobody has set up logging."""
+    handlers, level = logging.root.handlers, logging.root.level
+    logging.root.handlers = []
+    try:
+        return probe.main(arguments)
+    finally:
+        logging.root.handlers = handlers
+        logging.root.setLevel(level)
+
+
 @dataclass
 class Machine:
     """A kernel that takes every load; `facts` and `drm_module` are what the probe finds."""
@@ -51,7 +62,7 @@ class Machine:
         names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
         names["devices.drivers_directory"] = "drivers.d"
         config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
-        return probe.main(["--config.file", str(config), *arguments])
+        return alone(["--config.file", str(config), *arguments])
 
     def load(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> HookStatus:
         self.requests.append(request)
@@ -71,7 +82,6 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """The probe's own logging goes to stderr, as when it runs alone."""
     made = Machine(tmp_path)
     write_sysfs(tmp_path / "sys", DEVICES)
     monkeypatch.setattr(probe, "read_facts", lambda: made.facts)
@@ -80,10 +90,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setattr(probe, "CounterStore", made.open_store)
     monkeypatch.setattr(attach, "load", made.load)
     monkeypatch.setattr(attach, "detach", made.detach)
-    level = logging.root.level
-    monkeypatch.setattr(logging.root, "handlers", [])
     yield made
-    logging.root.setLevel(level)
     assert all(store.closed for store in made.stores)
 
 
@@ -108,9 +115,7 @@ def errors(machine: Machine, capsys: pytest.CaptureFixture[str]) -> Errors:
 def test_an_obstacle_ends_it_with_cause_and_remedy(machine: Machine, errors: Errors) -> None:
     machine.facts = replace(GOOD, bpffs=False)
     assert machine.probe("load") == 1
-    assert errors() == (
-        "kubenpu-probe: no bpffs is mounted on /sys/fs/bpf. Run: mount -t bpf bpf /sys/fs/bpf.\n"
-    )
+    assert errors() == ("kubenpu-probe: no bpffs is mounted on /sys/fs/bpf. Run: mount -t bpf bpf /sys/fs/bpf.\n")
     assert machine.requests == []
     assert not machine.run_directory.exists()
 
@@ -169,7 +174,13 @@ def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("reload",), ("load", "--mechanism", "magic"), ("load", "--mechanism", "uprobe"), ("status", "--mechanism", "auto")],
+    [
+        (),
+        ("reload",),
+        ("load", "--mechanism", "magic"),
+        ("load", "--mechanism", "uprobe"),
+        ("status", "--mechanism", "auto"),
+    ],
 )
 def test_misuse(machine: Machine, errors: Errors, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -180,7 +191,7 @@ def test_misuse(machine: Machine, errors: Errors, arguments: tuple[str, ...]) ->
 
 def test_settings_that_cannot_be_read(machine: Machine, errors: Errors) -> None:
     missing = machine.place / "none.toml"
-    assert probe.main(["--config.file", str(missing), "load"]) == 1
+    assert alone(["--config.file", str(missing), "load"]) == 1
     assert errors().startswith(f"kubenpu-probe: {missing} does not exist. ")
 
 

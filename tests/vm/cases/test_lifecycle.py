@@ -137,7 +137,7 @@ def test_stopped_is_stopped_and_drm_may_come_later(virtio: DrmDevice) -> None:
     finally:
         subprocess.run(["modprobe", "virtio_gpu"], check=True)
     device = drm.virtio_gpu()
-    wait.until("the hook", lambda: service.mechanism() == "fentry", 30)
+    wait.until("the hook", lambda: service.mechanism() == service.BEST_MECHANISM, 30)
     wait.until("the device", lambda: virtio.address in service.devices(), 10)
     done = tally.run("--node", device.render, "--do", "getparam:10")
     assert service.counted("kubenpu_device_ioctl_total", device=virtio.address) == {"other": done.total}

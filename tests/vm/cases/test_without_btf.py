@@ -39,4 +39,4 @@ def test_drm_without_btf(virtio: DrmDevice) -> None:
         drm.vgem()
         service.start()
     wait.until("both devices", lambda: len(service.devices()) == 2, 10)
-    assert service.mechanism() == "fentry"
+    assert service.mechanism() == service.BEST_MECHANISM

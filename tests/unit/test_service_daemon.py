@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's loop around a node that is not there: what wakes it, what it says to systemd and to who asks, its end.
+
+The loop runs in the main thread, as signals want it. A Script runs beside it, waits for what the daemon does and ends
+it with SIGTERM; whatever fails there fails the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import os
+import queue
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+import sdnotify
+
+from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.devices.watch import DeviceWatch
+from kubenpu.model.errors import ConfigError, SourceError
+from kubenpu.model.view import SourceStatus, View
+from kubenpu.service import daemon
+from kubenpu.service.daemon import Daemon
+from kubenpu.service.node import Node
+
+DEADLINE_S = 20.0
+
+
+class FakeBell:
+    """Readable from ring() until it is silenced."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def silence(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class FakeWatch:
+    """Device events: poke() makes it readable; `broken` makes it fail for good."""
+
+    def __init__(self) -> None:
+        self.events, self.broken, self.closed = FakeBell(), False, False
+
+    def fileno(self) -> int:
+        return self.events.fd
+
+    def drain(self) -> bool:
+        self.events.silence()
+        if self.broken:
+            raise SourceError("Device events ended")
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self.events.close()
+        self.closed = True
+
+
+@dataclass
+class FakeNode:
+    """`steps` is what the daemon asked for, in order. `during` runs inside a step, in the worker thread."""
+
+    simulated: bool = False
+    pause: float | None = None
+    ringing: FakeBell | None = None
+    steps: list[str] = field(default_factory=list)
+    sources: tuple[SourceStatus, ...] = ()
+    during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    closed: bool = False
+
+    def step(self, name: str) -> None:
+        with self.changed:
+            self.steps.append(name)
+            self.changed.notify_all()
+        self.during.get(name, lambda: None)()
+
+    def rescan_devices(self) -> None:
+        self.step("rescan")
+
+    def open(self) -> None:
+        self.step("open")
+
+    def tidy(self) -> None:
+        self.step("tidy")
+
+    def resolve(self) -> float | None:
+        self.step("resolve")
+        return self.pause
+
+    def bell(self) -> FakeBell | None:
+        return self.ringing
+
+    def silence(self) -> None:
+        if self.ringing is not None:
+            self.ringing.silence()
+
+    def view(self) -> View:
+        return View("1", "n", self.simulated, None, (), (), (), (), self.sources, {}, 0, 0, 0)
+
+    def visibility(self, _vendor: str | None) -> None:
+        return None
+
+    def summary(self) -> str:
+        return f"{self.steps.count('rescan')} scans"
+
+    def close(self) -> None:
+        self.closed = True
+
+    def wait_for(self, name: str, times: int = 1) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.steps.count(name) >= times, DEADLINE_S), self.steps
+
+
+class Rig:
+    """One daemon, its node, what it tells systemd, and the script that runs beside it."""
+
+    def __init__(self, settings: Settings, watch: FakeWatch, log: pytest.LogCaptureFixture) -> None:
+        self.node, self.settings, self.watch, self.log = FakeNode(), settings, watch, log
+        self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.said: list[str] = []
+
+    def notify(self, message: str) -> None:
+        self.told.put(message)
+
+    def run(self, script: Callable[[], None]) -> None:
+        """Runs the daemon until the script is through, then ends it by SIGTERM."""
+        failures: list[BaseException] = []
+
+        def beside() -> None:
+            try:
+                script()
+            except (AssertionError, OSError, queue.Empty) as error:
+                failures.append(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=beside)
+
+        async def main() -> None:
+            thread.start()
+            try:
+                await asyncio.wait_for(Daemon(self.settings, cast(Node, self.node)).run(), 2 * DEADLINE_S)
+            finally:
+                await asyncio.to_thread(thread.join)  # its SIGTERM needs the loop's handler
+
+        asyncio.run(main())
+        assert failures == []
+        assert self.node.closed
+
+    def hear(self, what: str) -> None:
+        """Waits until systemd was told this."""
+        while what not in self.said:
+            self.said.append(self.told.get(timeout=DEADLINE_S))
+
+    def ask(self, path: str) -> tuple[int, str]:
+        found = re.search(r"serves 127\.0\.0\.1:(\d+)", self.log.text)
+        assert found is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=DEADLINE_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    config = tmp_path / "kubenpu.toml"
+    config.write_text(f'run_directory = "{tmp_path}"\nweb.listen_address = ["127.0.0.1:0"]\n')
+    return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
+
+
+@pytest.fixture
+def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Rig]:
+    """Afterwards no thread is left and SIGTERM is handled as before."""
+    threads, watch = set(threading.enumerate()), FakeWatch()
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a daemon that does not listen must not end the tests
+    monkeypatch.setattr(daemon, "DeviceWatch", lambda: watch)
+    caplog.set_level(logging.INFO)
+    made = Rig(settings, watch, caplog)
+    monkeypatch.setattr(sdnotify, "SystemdNotifier", lambda: made)
+    yield made
+    signal.signal(signal.SIGTERM, before)
+    watch.close()
+    if made.node.ringing is not None:
+        made.node.ringing.close()
+    assert set(threading.enumerate()) <= threads
+
+
+# ---- beginning and end ----
+
+
+def test_it_reads_first_serves_then_and_ends_on_sigterm(rig: Rig) -> None:
+    def script() -> None:
+        rig.hear("READY=1")
+        assert rig.node.steps[:3] == ["rescan", "open", "tidy"]
+        assert rig.ask("/-/healthy")[0] == 200
+        rig.node.wait_for("resolve")
+
+    rig.run(script)
+    rig.hear("STOPPING=1")
+    assert rig.said.index("STATUS=1 scans") < rig.said.index("READY=1")
+    assert "WATCHDOG=1" in rig.said
+    assert rig.said.count("STATUS=1 scans") == 1  # told when it changes
+    assert rig.watch.closed
+
+
+def test_sigterm_in_the_middle_of_a_step_waits_for_the_step(rig: Rig) -> None:
+    def slow() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        rig.notify("step done")
+
+    rig.node.during["resolve"] = slow
+    rig.run(lambda: rig.node.wait_for("resolve"))
+    rig.hear("STOPPING=1")
+    assert "step done" in rig.said
+
+
+def test_metrics_that_cannot_be_served_end_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_server: object) -> None:
+        raise ConfigError("cannot listen on :10074")
+
+    monkeypatch.setattr(daemon.WebServer, "start", refuse)  # type: ignore[attr-defined]  # where the daemon finds it
+    with pytest.raises(ConfigError):
+        rig.run(lambda: None)
+    assert rig.node.closed
+    assert rig.watch.closed
+    rig.hear("STOPPING=1")
+    assert "READY=1" not in rig.said
+
+
+# ---- what wakes it ----
+
+
+def test_the_bell_asks_for_owners_at_once(rig: Rig) -> None:
+    bell = rig.node.ringing = FakeBell()
+
+    def script() -> None:
+        rig.node.wait_for("resolve")
+        for times in (2, 3):
+            bell.ring()
+            rig.node.wait_for("resolve", times)
+
+    rig.run(script)
+
+
+def test_a_bell_during_the_step_it_asks_for_is_not_lost(rig: Rig) -> None:
+    """The step may have read the counters before the new cgroup was in them: it is done again."""
+    bell, rang = FakeBell(), threading.Event()
+    rig.node.ringing = bell
+
+    def silence() -> None:
+        bell.silence()
+        rang.set()
+
+    def ring_once() -> None:
+        if not rang.is_set():
+            bell.ring()
+            assert rang.wait(DEADLINE_S)
+
+    rig.node.during["resolve"] = ring_once
+    rig.node.silence = silence  # type: ignore[method-assign]  # tells when the loop heard it
+    rig.run(lambda: rig.node.wait_for("resolve", 2))
+
+
+@pytest.mark.parametrize("same_number", [True, False])
+def test_the_daemon_follows_the_node_to_another_bell(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, same_number: bool
+) -> None:
+    """kubenpu-probe made the pins anew; a scrape may have opened them in any thread, and fds are given out again."""
+    monkeypatch.setattr(daemon, "TIDY_SECONDS", 0.01)
+    first = rig.node.ringing = FakeBell()
+
+    def change() -> None:
+        if rig.node.ringing is first and rig.node.steps.count("tidy") > 1:
+            number = first.fd
+            if same_number:
+                first.close()
+            second = FakeBell()
+            assert (second.fd == number) is same_number
+            rig.node.ringing = second
+
+    def script() -> None:
+        rig.node.wait_for("resolve")
+        rig.node.wait_for("tidy", 4)
+        second = rig.node.ringing
+        assert second is not None
+        assert second is not first
+        second.ring()
+        rig.node.wait_for("resolve", 2)
+
+    rig.node.during["tidy"] = change
+    rig.run(script)
+    if not same_number:
+        first.close()
+
+
+def test_a_node_without_pins_has_no_bell_until_it_has(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "TIDY_SECONDS", 0.01)
+
+    def script() -> None:
+        rig.node.wait_for("resolve")
+        rig.node.ringing = bell = FakeBell()
+        rig.node.wait_for("tidy", rig.node.steps.count("tidy") + 2)
+        bell.ring()
+        rig.node.wait_for("resolve", 2)
+
+    rig.run(script)
+
+
+def test_an_owner_is_asked_for_again_when_its_time_has_come(rig: Rig) -> None:
+    rig.node.pause = 0.02
+    rig.run(lambda: rig.node.wait_for("resolve", 4))
+
+
+def test_nothing_happens_without_a_reason(rig: Rig) -> None:
+    """All owners final: the next things to come are the clock's, seconds away."""
+    bell = rig.node.ringing = FakeBell()
+
+    def script() -> None:
+        rig.node.wait_for("resolve")
+        bell.ring()
+        rig.node.wait_for("resolve", 2)
+
+    rig.run(script)
+    assert rig.node.steps == ["rescan", "open", "tidy", "resolve", "resolve"]
+
+
+# ---- devices ----
+
+
+def test_a_device_event_scans_at_once(rig: Rig) -> None:
+    def script() -> None:
+        rig.hear("READY=1")
+        rig.watch.events.ring()
+        rig.node.wait_for("rescan", 2)
+        rig.hear("STATUS=2 scans")
+
+    rig.run(script)
+
+
+def test_device_events_that_end_are_said_once_and_scanned_for(rig: Rig) -> None:
+    rig.watch.broken = True
+
+    def script() -> None:
+        rig.hear("READY=1")
+        rig.watch.events.ring()
+        rig.node.wait_for("rescan", 2)
+        rig.hear("STATUS=2 scans")
+
+    rig.run(script)
+    assert rig.watch.closed
+    assert rig.log.text.count("Device events ended") == 1
+
+
+def test_a_host_without_device_events(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> DeviceWatch:
+        raise SourceError("No device events: no netlink", "Allow AF_NETLINK sockets")
+
+    monkeypatch.setattr(daemon, "DeviceWatch", refuse)
+    rig.run(lambda: rig.hear("READY=1"))
+    assert "No device events: no netlink. Allow AF_NETLINK sockets." in rig.log.text
+
+
+# ---- what it tells who asks ----
+
+
+def test_it_is_not_ready_while_a_source_is_down(rig: Rig) -> None:
+    down = (
+        SourceStatus("counters", False, 0.1, "no counters are pinned. Start kubenpu-probe."),
+        SourceStatus("devices", True, 0.1),
+        SourceStatus("names", False, 0.1, "cannot write it"),
+    )
+
+    def script() -> None:
+        rig.hear("READY=1")
+        assert rig.ask("/-/ready") == (200, "ready\n")
+        rig.node.sources = down
+        status, text = rig.ask("/-/ready")
+        assert status == 503
+        assert text == ("not ready: counters: no counters are pinned. Start kubenpu-probe.; names: cannot write it\n")
+        assert 'kubenpu_source_up{source="counters"} 0' in rig.ask("/metrics")[1]
+        assert rig.ask("/-/healthy")[0] == 200
+
+    rig.run(script)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_the_first_page_says_when_the_node_is_simulated(rig: Rig, simulated: bool) -> None:
+    rig.node.simulated = simulated
+
+    def script() -> None:
+        rig.hear("READY=1")
+        assert ("SIMULATED NODE" in rig.ask("/")[1]) is simulated
+
+    rig.run(script)
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "set_up_logging", lambda _level, _format: None)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_command_without_cgroup_2(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(daemon, "find_cgroup2_mount", lambda _text: None)
+    assert daemon.main(["--config.file", os.devnull]) == 1
+    assert "no cgroup version 2 hierarchy is mounted. Boot with systemd.unified" in caplog.text
+
+
+@pytest.mark.usefixtures("quiet")
+def test_command_with_settings_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert daemon.main(["--config.file", str(tmp_path / "none")]) == 1
+    assert f"{tmp_path / 'none'} does not exist. Name another" in caplog.text
+
+
+@pytest.mark.usefixtures("quiet")
+def test_command_with_a_port_that_is_taken(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts: list[Path] = []
+
+    def node(_settings: Settings, mount: Path) -> FakeNode:
+        mounts.append(mount)
+        return rig.node
+
+    monkeypatch.setattr(daemon, "Node", node)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = [f"--web.listen-address=127.0.0.1:{taken.getsockname()[1]}", f"--identity.cgroup-root={tmp_path}"]
+        assert daemon.main(["--config.file", os.devnull, *flags]) == 1
+    assert mounts == [tmp_path]
+    assert rig.node.closed
+    assert "cannot listen on 127.0.0.1:" in rig.log.text
+    assert "Choose another web.listen_address" in rig.log.text

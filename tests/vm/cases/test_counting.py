@@ -120,8 +120,9 @@ def test_every_mechanism_counts_the_same(virtio: DrmDevice, mechanism: str) -> N
     after = service.counted("kubenpu_device_ioctl_total", device=virtio.address)
     grown = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
     assert grown == service.by_kind(done.calls, VIRTIO_KINDS)
-    errors = service.counted("kubenpu_host_ioctl_errors_total", unit="kubenpu-job.service", device=virtio.address)
-    assert errors == service.by_kind(done.error, VIRTIO_KINDS)
+    host = {"unit": "kubenpu-job.service", "device": virtio.address}
+    wait.until("its unit", lambda: service.counted("kubenpu_host_ioctl_total", **host), 10)
+    assert service.counted("kubenpu_host_ioctl_errors_total", **host) == service.by_kind(done.error, VIRTIO_KINDS)
     assert not {k: v for k, v in service.dropped().items() if v}
     service.probe("unload")
     service.probe("load")

@@ -31,16 +31,29 @@ def fetch(url: str = DEFAULT_URL) -> list[Row]:
     """All samples of one scrape. Raises SourceError when the daemon does not answer or answers something else."""
     if not url.startswith(("http://", "https://")):
         raise SourceError(f"{url} is not an http URL", f"Give one like {DEFAULT_URL}")
-    request = urllib.request.Request(url, headers={"Accept": "text/plain;version=0.0.4"})  # noqa: S310 - checked above
+    try:
+        request = urllib.request.Request(url, headers={"Accept": "text/plain;version=0.0.4"})  # noqa: S310 - checked above
+    except ValueError as e:
+        raise SourceError(f"{url} is not an http URL ({e})", f"Give one like {DEFAULT_URL}") from e
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - checked above
-            text = answer.read(_MAX_BYTES).decode()
-        return list(_rows(text))
+            body = answer.read(_MAX_BYTES)
+            if answer.length:  # read() with a limit does not mind an answer that breaks off
+                raise http.client.IncompleteRead(body, answer.length)
+        return list(_rows(body.decode()))
+    except urllib.error.HTTPError as e:
+        e.close()
+        raise _unanswered(url, e.reason) from e
     except (urllib.error.URLError, http.client.HTTPException, OSError) as e:
-        reason = getattr(e, "reason", None) or e
-        raise SourceError(f"kubenpud does not answer at {url} ({reason})", "Start it: systemctl start kubenpud") from e
+        raise _unanswered(url, getattr(e, "reason", None) or e) from e
     except (ValueError, IndexError) as e:
-        raise SourceError(f"what answers at {url} is not kubenpud ({e})", "Name the address of kubenpud") from e
+        raise SourceError(
+            f"what answers at {url} is not kubenpud ({str(e) or 'no metrics'})", "Name the address of kubenpud"
+        ) from e
+
+
+def _unanswered(url: str, reason: object) -> SourceError:
+    return SourceError(f"kubenpud does not answer at {url} ({reason})", "Start it: systemctl start kubenpud")
 
 
 def _rows(text: str) -> Iterator[Row]:

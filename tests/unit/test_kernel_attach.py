@@ -93,6 +93,10 @@ def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: P
     assert not [step for step in kernel.steps if "kprobe" in step]
 
 
+def test_the_cheapest_mechanism_comes_first() -> None:
+    assert LADDER == ("fentry", "kprobe.multi", "kprobe")
+
+
 def test_the_ladder_goes_down_one_by_one_and_keeps_every_reason(kernel: FakeKernel, probe: Probe) -> None:
     expected = []
     for name, following in itertools.pairwise((*LADDER, "off")):
@@ -312,9 +316,11 @@ def test_a_replacement_that_is_killed_or_fails_leaves_the_hook_on(kernel: FakeKe
             assert kernel.attached() == links
 
 
-def test_a_hook_that_lost_a_link_is_attached_anew(kernel: FakeKernel, probe: Probe) -> None:
+@pytest.mark.parametrize("lost", ["drm_ioctl_enter_link", "drm_ioctl_exit_link", "drm_ioctl_by_kprobe"])
+def test_a_hook_that_lost_a_pin_is_attached_anew(kernel: FakeKernel, probe: Probe, lost: str) -> None:
+    """Without both links it is half a hook, without the mark nobody knows what replaces it."""
     probe.load("kprobe")
-    probe.pins.link("drm_ioctl", "enter").unlink()
+    (probe.pins.root / lost).unlink()
     assert probe.load().mechanism == "fentry" == kernel.mechanism()
 
 

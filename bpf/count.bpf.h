@@ -45,7 +45,7 @@ static __always_inline __u32 kind_of(struct knpu_rule *rule, __u32 cmd)
  * Returns the cell, NULL when the call was declared lost. */
 static __always_inline struct knpu_cell *count_call(__u32 slot, __u32 kind, __u32 *index)
 {
-	struct knpu_totals *total = bpf_map_lookup_elem(&totals, &slot);
+	struct knpu_totals *total = total_of(slot);
 	struct knpu_cell *cell;
 	__u32 why = 0;
 
@@ -67,7 +67,7 @@ static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cel
 
 	if (ret >= 0 && !wait_ns)
 		return;
-	total = bpf_map_lookup_elem(&totals, &slot);
+	total = total_of(slot);
 	if (!total || kind >= KNPU_KINDS)
 		return;
 	if (ret < 0) {

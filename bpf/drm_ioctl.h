@@ -59,17 +59,21 @@ struct knpu_cell {
 	__u64 reserved[6];
 };
 
-/* totals[device slot], per CPU. Counted before anything else, hence independent of the cells. */
+/* totals[device slot * CPUs + CPU]. Counted before anything else, hence independent of the cells. Whole cache lines,
+ * and memory-mapped rather than a per-CPU map: a system call on a map keeps kprobe programs from running on its CPU, also
+ * while it is preempted. */
 struct knpu_totals {
 	__u64 calls[KNPU_KINDS];
 	__u64 errors[KNPU_KINDS];
 	__u64 wait_ns;
 	__u64 lost[KNPU_DEVICE_LOSSES];
+	__u64 reserved[7];
 };
 
-/* losses[0], per CPU. */
+/* losses[CPU] */
 struct knpu_losses {
 	__u64 count[KNPU_LOSSES];
+	__u64 reserved[3];
 };
 
 /* Which cell counts for a cgroup on each device; local storage of the cgroup, or a hash by cgroup id. */
@@ -121,8 +125,8 @@ struct knpu_journal {
 
 _Static_assert(sizeof(struct knpu_rule) == 264, "rule");
 _Static_assert(sizeof(struct knpu_cell) == 192, "cell");
-_Static_assert(sizeof(struct knpu_totals) == 136, "totals");
-_Static_assert(sizeof(struct knpu_losses) == 40, "losses");
+_Static_assert(sizeof(struct knpu_totals) == 192, "totals");
+_Static_assert(sizeof(struct knpu_losses) == 64, "losses");
 _Static_assert(sizeof(struct knpu_alloc) == 16, "alloc");
 _Static_assert(sizeof(struct knpu_cgroup_cells) == 520, "cgroup_cells");
 _Static_assert(sizeof(struct knpu_cgroup) == 2072, "cgroup");

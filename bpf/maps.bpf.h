@@ -17,6 +17,7 @@
 
 /* knobs, set by the loader before load */
 const volatile __u32 knpu_cells_mask = 0;	/* number of claimable cells - 1, a power of two minus 1 */
+const volatile __u32 knpu_cpus = 1;		/* possible CPUs */
 const volatile __u32 knpu_cgroup_storage = 1;	/* 0: the kernel has no cgroup local storage, use the hash */
 const volatile __u32 knpu_capture_names = 1;	/* 0: lockdown=confidentiality forbids the read helpers */
 
@@ -40,16 +41,18 @@ struct {
 
 /* totals: written here, read by user space. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, KNPU_DEVICE_SLOTS);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KNPU_DEVICE_SLOTS);	/* times CPUs, set by the loader */
 	__type(key, __u32);
 	__type(value, struct knpu_totals);
 } totals SEC(".maps");
 
 /* losses: written here, read by user space. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);	/* CPUs, set by the loader */
 	__type(key, __u32);
 	__type(value, struct knpu_losses);
 } losses SEC(".maps");
@@ -128,10 +131,18 @@ struct {
 	__type(value, struct knpu_cgroup);
 } blank SEC(".maps");
 
+/* This CPU's part of a device's total. */
+static __always_inline struct knpu_totals *total_of(__u32 slot)
+{
+	__u32 index = slot * knpu_cpus + bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&totals, &index);
+}
+
 static __always_inline void lose(__u32 reason)
 {
-	__u32 zero = 0;
-	struct knpu_losses *l = bpf_map_lookup_elem(&losses, &zero);
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct knpu_losses *l = bpf_map_lookup_elem(&losses, &cpu);
 
 	if (l && reason < KNPU_LOSSES)
 		__sync_fetch_and_add(&l->count[reason], 1);

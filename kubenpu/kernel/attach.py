@@ -209,11 +209,15 @@ def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs:
                     slots = existing.shape.max_entries - layout.DEVICE_SLOTS
                     opened.set_capacity("cells", existing.shape.max_entries)
                 opened.reuse(name, existing.fd)
+    cpus = bpf.possible_cpus()
     if not request.pins.map("cells").exists():
         opened.set_capacity("cells", layout.DEVICE_SLOTS + slots)
+        opened.set_capacity("totals", layout.DEVICE_SLOTS * cpus)
+        opened.set_capacity("losses", cpus)
     opened.set_constants(
         {
             "knpu_cells_mask": slots - 1,
+            "knpu_cpus": cpus,
             "knpu_cgroup_storage": int(storage),
             "knpu_capture_names": int(facts.lockdown != "confidentiality"),
         }

@@ -50,13 +50,14 @@ class Totals(ctypes.Structure):
         ("errors", U64 * KINDS),
         ("wait_ns", U64),
         ("lost", U64 * len(DEVICE_LOSSES)),
+        ("reserved", U64 * 7),
     )
 
 
 class Losses(ctypes.Structure):
     """knpu_losses"""
 
-    _fields_ = (("count", U64 * len(NODE_LOSSES)),)
+    _fields_ = (("count", U64 * len(NODE_LOSSES)), ("reserved", U64 * 3))
 
 
 class Cgroup(ctypes.Structure):

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kubenpu.kernel import bpf, layout
-from kubenpu.kernel.cells import CELL_WORDS, free_cell, read_cell
 from kubenpu.kernel.libbpf import Object, run_raw_tracepoint
+from kubenpu.kernel.memory import CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
 from kubenpu.model.errors import KernelError
 
 _RDEV = layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1
-_RULE = struct.pack("=I", layout.DRM_MINORS + layout.ACCEL_MINORS - 1)
+_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
 _KIND = layout.KINDS - 1
-_TOTALS = struct.Struct(f"={ctypes.sizeof(layout.Totals) // 8}Q")
 
 
 def self_test(opened: Object) -> None:
@@ -40,38 +38,42 @@ def self_test(opened: Object) -> None:
 
 
 @contextmanager
+def _memory(opened: Object, name: str) -> Iterator[memoryview]:
+    """A map of the object as shared memory, for the block."""
+    with bpf.Map(os.dup(opened.map_fd(name))) as table, memoryview(table.memory()) as view:
+        yield view
+
+
+@contextmanager
 def _rule(opened: Object) -> Iterator[None]:
     """The rule of the self-test's device node, for the block."""
     rule = layout.Rule(slot1=layout.SELFTEST_SLOT + 1)
     ctypes.memset(ctypes.byref(rule, layout.Rule.kind.offset), _KIND, 256)
-    with bpf.Map(os.dup(opened.map_fd("rules"))) as rules:
-        rules.update(_RULE, bytes(rule))
+    with _memory(opened, "rules") as rules:
+        write_rule(rules, _RULE, bytes(rule))
         try:
             yield
         finally:
-            rules.update(_RULE, bytes(ctypes.sizeof(layout.Rule)))
+            write_rule(rules, _RULE, None)
 
 
 def _total(opened: Object) -> tuple[int, int]:
     """Calls of the self-test's slot so far, and how many of them no cell took."""
-    with bpf.Map(os.dup(opened.map_fd("totals"))) as totals:
-        raw = totals.lookup(struct.pack("=I", layout.SELFTEST_SLOT), _TOTALS.size * bpf.possible_cpus()) or b""
-    sums = [sum(column) for column in zip(*_TOTALS.iter_unpack(raw), strict=True)]
-    return sums[_KIND], sum(sums[2 * layout.KINDS + 1 :])
+    cpus = bpf.possible_cpus()
+    with _memory(opened, "totals") as totals:
+        sums = sum_rows(totals, ctypes.sizeof(layout.Totals), layout.SELFTEST_SLOT * cpus, cpus)
+    first = 2 * layout.KINDS + 1
+    return sums[_KIND], sum(sums[first : first + len(layout.DEVICE_LOSSES)])
 
 
 def _take_back(opened: Object) -> int:
     """Frees the self-test's cells; returns the calls that were in them."""
     counted = 0
-    with bpf.Map(os.dup(opened.map_fd("cells"))) as cells:
-        view = memoryview(cells.memory())
-        words = view.cast("Q")
-        for index in range(layout.DEVICE_SLOTS, cells.shape.max_entries):
+    with _memory(opened, "cells") as view, view.cast("Q") as words:
+        for index in range(layout.DEVICE_SLOTS, len(words) // CELL_WORDS):
             if words[index * CELL_WORDS]:
                 cell = read_cell(view, index)
                 if cell.slot1 == layout.SELFTEST_SLOT + 1:
                     counted += int(cell.calls[_KIND])
                     free_cell(view, words, index)
-        words.release()
-        view.release()
     return counted

@@ -2,7 +2,8 @@
 """The pinned maps from the reading side: totals, cgroup names, rules, device slots, and the merging of cells.
 
 The kernel's maps are the only place where counts live; this module keeps none, so its process may be killed at any
-instruction. Needs read and write permission on the pins, no capability. Loads and attaches nothing.
+instruction. Needs read and write permission on the pins, no capability. Loads and attaches nothing. Reads and writes
+mapped memory: a system call on a map is made once per new cgroup, not per reading, since it holds up kprobe programs.
 Not thread-safe: the owner serialises. Owns its fds and mappings until close().
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.attach import HOOK, SIDES
-from kubenpu.kernel.cells import CELL_BYTES, CELL_WORDS, free_cell, read_cell
+from kubenpu.kernel.memory import CELL_BYTES, CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import (
@@ -31,8 +32,7 @@ from kubenpu.model.sample import (
 )
 
 _COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI")  # from `calls` on: calls errors wait_ns first_ns slot1
-_TOTALS = struct.Struct(f"={ctypes.sizeof(layout.Totals) // 8}Q")
-_LOSSES = struct.Struct(f"={len(layout.NODE_LOSSES)}Q")
+_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses")
 PROGRAM_SKIPPED = "program_skipped"
 LOSS_REASONS = (*layout.DEVICE_LOSSES, *layout.NODE_LOSSES, PROGRAM_SKIPPED)
 _SHAPES = {
@@ -70,11 +70,10 @@ class CounterStore:
             self._close_maps()
             raise
         self._cpus = bpf.possible_cpus()
-        self._cells = memoryview(self._maps["cells"].memory())
+        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses = (
+            memoryview(self._maps[name].memory()) for name in _MAPPED
+        )
         self._words = self._cells.cast("Q")
-        self._journal = memoryview(self._maps["journal"].memory())
-        self._alloc = memoryview(self._maps["alloc"].memory())
-        self._slots = memoryview(self._maps["slots"].memory())
         self._known: dict[int, CgroupRecord] = {}
         self.bell = bpf.Bell(self._maps["announce"])
         self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
@@ -96,7 +95,7 @@ class CounterStore:
     def close(self) -> None:
         self.bell.close()
         self._words.release()
-        for view in (self._cells, self._journal, self._alloc, self._slots):
+        for view in (self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses):
             view.release()
         self._close_maps()
 
@@ -137,16 +136,8 @@ class CounterStore:
                 refused.append(rule)
                 continue
             wanted[index] = struct.pack("=II", rule.slot + 1, 0) + rule.kinds
-        table = self._maps["rules"]
-        view = memoryview(table.memory())
-        size = ctypes.sizeof(layout.Rule)
-        try:
-            for index in range(layout.DRM_MINORS + layout.ACCEL_MINORS - 1):
-                value = wanted.get(index, bytes(size))
-                if view[index * size : (index + 1) * size] != value:
-                    table.update(struct.pack("=I", index), value)
-        finally:
-            view.release()
+        for index in range(layout.DRM_MINORS + layout.ACCEL_MINORS - 1):
+            write_rule(self._rules, index, wanted.get(index))
         return refused
 
     # ---- reading ----
@@ -183,21 +174,17 @@ class CounterStore:
         return tuple(found)
 
     def _read_totals(self) -> dict[int, DeviceTotals]:
-        size, k = ctypes.sizeof(layout.Totals), layout.KINDS
+        k = layout.KINDS
         found = {}
         for slot in self.slots():
-            raw = self._maps["totals"].lookup(struct.pack("=I", slot), size * self._cpus)
-            if raw is None:
-                continue
-            sums = [sum(column) for column in zip(*_TOTALS.iter_unpack(raw), strict=True)]
-            lost = dict(zip(layout.DEVICE_LOSSES, sums[2 * k + 1 :], strict=True))
+            sums = sum_rows(self._totals, ctypes.sizeof(layout.Totals), slot * self._cpus, self._cpus)
+            lost = dict(zip(layout.DEVICE_LOSSES, sums[2 * k + 1 :], strict=False))
             found[slot] = DeviceTotals(slot, Counts(tuple(sums[:k]), tuple(sums[k : 2 * k]), sums[2 * k]), lost)
         return found
 
     def _read_losses(self) -> dict[str, int]:
-        raw = self._maps["losses"].lookup(struct.pack("=I", 0), _LOSSES.size * self._cpus) or b""
-        sums = [sum(column) for column in zip(*_LOSSES.iter_unpack(raw), strict=True)]
-        losses = dict(zip(layout.NODE_LOSSES, sums, strict=True))
+        sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses), 0, self._cpus)
+        losses = dict(zip(layout.NODE_LOSSES, sums, strict=False))
         losses[PROGRAM_SKIPPED] = 0
         for side in SIDES:
             try:

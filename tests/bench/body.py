@@ -7,6 +7,7 @@ and no driver are part of the figure. Losses are what each way did not count of 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import statistics
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.libbpf import Messages, Object, run_raw_tracepoint
+from kubenpu.kernel.memory import sum_rows
 from kubenpu.model.kinds import Kind
 
 TREE = Path(__file__).parents[2]
@@ -49,8 +51,15 @@ def _loaded(storage: bool) -> Iterator[Object]:
     with Object(OBJECT, Messages()) as opened:
         opened.leave_out("cgroup_cells_by_id" if storage else "cgroup_cells")
         opened.set_capacity("cells", layout.DEVICE_SLOTS + SLOTS)
+        opened.set_capacity("totals", layout.DEVICE_SLOTS * bpf.possible_cpus())
+        opened.set_capacity("losses", bpf.possible_cpus())
         opened.set_constants(
-            {"knpu_cells_mask": SLOTS - 1, "knpu_cgroup_storage": int(storage), "knpu_capture_names": 1}
+            {
+                "knpu_cpus": bpf.possible_cpus(),
+                "knpu_cells_mask": SLOTS - 1,
+                "knpu_cgroup_storage": int(storage),
+                "knpu_capture_names": 1,
+            }
         )
         opened.load()
         kinds = bytearray([Kind.OTHER]) * 256
@@ -94,8 +103,8 @@ def full_rate(threads: int) -> list[Figure]:
         made = threads * CALLS
         ns = _together(opened, "count", threads)
         with bpf.Map(os.dup(opened.map_fd("totals"))) as totals:
-            raw = totals.lookup(struct.pack("=I", 0), 136 * bpf.possible_cpus()) or b""
-        counted = sum(row[0] for row in struct.iter_unpack("=17Q", raw))
+            cpus = bpf.possible_cpus()
+            counted = sum_rows(memoryview(totals.memory()), ctypes.sizeof(layout.Totals), 0, cpus)[Kind.SUBMIT]
         ours = Figure(f"ours, {threads} thread{'s' if threads > 1 else ''} at full rate", ns, made, made - counted)
         name = f"peer: an event per call, {threads} thread{'s' if threads > 1 else ''}"
         with _drained(opened) as taken:

@@ -7,6 +7,7 @@ an earlier kubenpud would have left them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import statistics
@@ -22,6 +23,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.memory import sum_rows
 from kubenpu.kernel.pins import Pins
 from kubenpu.ledger.names import write_names
 from kubenpu.ledger.standing import Standing
@@ -161,11 +163,8 @@ def idle_and_flood(service: OwnService, daemon: Daemon) -> tuple[float, float, f
 
 def _counted(service: OwnService) -> int:
     with bpf.Map.pinned(Pins(service.pin_directory).map("totals")) as totals:
-        found = 0
-        for slot in range(len(DEVICES)):
-            raw = totals.lookup(struct.pack("=I", slot), 136 * bpf.possible_cpus()) or b""
-            found += sum(sum(row[:7]) for row in struct.iter_unpack("=17Q", raw))
-        return found
+        rows = len(DEVICES) * bpf.possible_cpus()
+        return sum(sum_rows(memoryview(totals.memory()), ctypes.sizeof(layout.Totals), 0, rows)[: layout.KINDS])
 
 
 def _share(daemon: Daemon, seconds: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import attach
+from kubenpu.kernel import attach, bpf
 from kubenpu.model.kinds import Kind
 from tests.bpf.conftest import (
     OTHER,
@@ -129,3 +129,19 @@ def test_a_full_table_keeps_what_it_has_and_declares_the_rest(hooked: Hooked) ->
     assert {c.counts.calls[Kind.SUBMIT] for c in sample.cells} == {200}
     assert sample.after[0].lost == {"slots_full": 16 * 200, "no_storage": 0}
     conserved(sample)
+
+
+def test_a_reading_makes_no_system_call_on_a_map(hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a call, preempted, keeps kprobe programs from running on its CPU."""
+    store = hooked.ready()
+    hooked.run(RENDER, command(SUBMIT), 10, 1)
+    assert len(store.read().cgroups) == 1
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a system call on a map")
+
+    for name in ("lookup", "update", "delete", "keys"):
+        monkeypatch.setattr(bpf.Map, name, refuse)
+    hooked.run(RENDER, command(SUBMIT), 10, 1)
+    assert store.read().cells[0].counts.calls[Kind.SUBMIT] == 20
+    store.write_rules([])

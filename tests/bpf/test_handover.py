@@ -8,8 +8,8 @@ import ctypes
 import pytest
 
 from kubenpu.kernel import attach, bpf, layout
-from kubenpu.kernel.cells import read_cell
 from kubenpu.kernel.libbpf import Messages, Object
+from kubenpu.kernel.memory import read_cell
 from kubenpu.kernel.store import CounterStore
 from kubenpu.model.errors import KernelError
 from kubenpu.model.kinds import Kind

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pinned arrays as shared memory: reading and freeing cells, writing rules, adding up what each CPU counted.
+
+Works on the mappings that its caller owns. Knows the layout and the order of writes, nothing of who owns what.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from kubenpu.kernel import layout
+
+CELL_BYTES = ctypes.sizeof(layout.Cell)
+CELL_WORDS = CELL_BYTES // 8
+_RULE_BYTES = ctypes.sizeof(layout.Rule)
+
+
+def read_cell(memory: memoryview, index: int) -> layout.Cell:
+    """A copy of one cell."""
+    return layout.Cell.from_buffer_copy(memory, index * CELL_BYTES)
+
+
+def free_cell(memory: memoryview, words: memoryview, index: int) -> None:
+    """Zeroes a cell, its owner last and in one write: from then on the kernel may claim it.
+
+    `words` is the same memory as 64-bit words.
+    """
+    start = index * CELL_BYTES
+    memory[start + 8 : start + CELL_BYTES] = bytes(CELL_BYTES - 8)
+    words[index * CELL_WORDS] = 0
+
+
+def write_rule(memory: memoryview, index: int, value: bytes | None) -> None:
+    """Sets one rule (the bytes of knpu_rule) or takes it away. The device slot, which enables it, is written last."""
+    start = index * _RULE_BYTES
+    if memory[start : start + _RULE_BYTES] == (value or bytes(_RULE_BYTES)):
+        return
+    if value is None:
+        memory[start : start + _RULE_BYTES] = bytes(_RULE_BYTES)
+        return
+    memory[start + 8 : start + _RULE_BYTES] = value[8:]
+    memory[start : start + 8] = value[:8]
+
+
+def sum_rows(memory: memoryview, row_bytes: int, first: int, count: int) -> list[int]:
+    """The sums of the 64-bit columns of `count` rows, beginning with row `first`."""
+    rows = struct.iter_unpack(f"={row_bytes // 8}Q", memory[first * row_bytes : (first + count) * row_bytes])
+    return [sum(column) for column in zip(*rows, strict=True)]

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print_note(str(error))
         return 1
     if args.json:
-        print_json([_to_json(device, loaded) for device in inventory.devices])
+        simulated = (args.sysfs / SIMULATED_MARK).exists()
+        print_json([{**_to_json(device, loaded), "simulated": simulated} for device in inventory.devices])
     elif is_wide(args):
         print_table(_WIDE_HEADER, [(*_row(device), *_wide_cells(device, loaded)) for device in inventory.devices])
     else:

@@ -16,7 +16,6 @@ from kubenpu.cli.devices import SIMULATED_MARK
 from kubenpu.cli.doctor_checks import CHECKS, FAIL, Examination, Finding, examine
 from kubenpu.cli.output import add_format_arguments, print_json, print_note, print_table
 from kubenpu.config.settings import SETTINGS, Settings, add_config_flag, read_settings
-from kubenpu.exporters.scrape import DEFAULT_URL
 from kubenpu.model.errors import ConfigError
 
 _HEADER = ("STATUS", "CHECK", "FOUND", "NEEDED")
@@ -41,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_config_flag(parser)
     for flag, name, text in _PLACES:
         parser.add_argument(flag, dest=name, type=Path, metavar="PATH", help=f"{text} (default: as the settings say)")
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"metrics address of kubenpud (default: {DEFAULT_URL})")
+    parser.add_argument("--url", help="metrics address of kubenpud (default: as the settings say)")
     parser.set_defaults(func=run)
 
 
@@ -70,7 +69,13 @@ def _examination(args: argparse.Namespace) -> Examination:
         wrong = error
         defaults: dict[str, Any] = {setting.field: setting.default for setting in SETTINGS}
         settings = Settings(**defaults)
-    return Examination(replace(settings, **places), args.url, wrong)
+    return Examination(replace(settings, **places), args.url or _url(settings), wrong)
+
+
+def _url(settings: Settings) -> str:
+    """Where a daemon with these settings serves its metrics; an address without a host means all of them."""
+    address = settings.listen_addresses[0]
+    return f"http://{'127.0.0.1' if address.startswith(':') else ''}{address}{settings.telemetry_path}"
 
 
 def _print_tables(findings: Iterable[Finding]) -> None:

@@ -206,7 +206,8 @@ def _hook(node: Examination) -> Iterator[Finding]:
         name = f"hook {hook.hook}"
         reason = f" ({hook.reason})" if hook.reason else ""
         if hook.mechanism == OFF:
-            yield Finding(name, f"off{reason}", needed, again, FAIL)
+            remedy = start if node.facts.drm else "Load the driver of your accelerator; the hook follows by itself"
+            yield Finding(name, f"off{reason}", needed, remedy.replace(" start ", " reload "), FAIL)
         elif hook.mechanism != "uprobe" and DRM_MODULE.exists() and DRM_MODULE.stat().st_ino != module:
             yield Finding(name, "drm was loaded again after it was attached", needed, again, FAIL)
         elif not all(node.pins.link(HOOK, side).exists() for side in SIDES):
@@ -289,6 +290,8 @@ def _daemon(node: Examination) -> Iterator[Finding]:
     if error is not None:
         yield Finding("kubenpud", error.cause, f"an answer at {node.url}", error.remedy, FAIL)
         return
+    if any(r.name == "kubenpu_simulated" and r.value for r in rows):
+        yield Finding("kubenpud", f"a simulated node answers at {node.url}", "the daemon of this node", "", WARN)
     version = next((r.labels.get("version", "") for r in rows if r.name == "kubenpu_build_info"), "")
     found = f"version {version}" if version else "something that is not kubenpud"
     yield Finding("kubenpud", found, f"an answer at {node.url}", "", OK if version else FAIL)
@@ -303,14 +306,29 @@ def _sources(node: Examination) -> Iterator[Finding]:
 
 
 def _losses(node: Examination) -> Iterator[Finding]:
+    up = {row.labels.get("source"): row.value for row in node.values("kubenpu_source_up")}
+    if not up.get("counters"):
+        yield Finding("losses", "not known: kubenpud has no counters", "an answer", "", WARN)
+        return
     lost = [row for row in node.values("kubenpu_events_dropped_total") if row.value]
     found = ", ".join(f"{row.labels.get('reason', '?')}: {row.value:.0f}" for row in lost)
-    remedy = "See kubenpu-metrics(7) for each reason" if lost else ""
+    remedy = "README and ARCHITECTURE.md say what each reason means" if lost else ""
     yield Finding("losses", found or "none since boot", "none", remedy, WARN if lost else OK)
 
 
+def _names(node: Examination) -> Iterator[Finding]:
+    calls = sum(row.value for row in node.values("kubenpu_unattributed_ioctls"))
+    found = f"{calls:.0f} calls of pods that no container runtime has confirmed" if calls else "every pod is known"
+    remedy = "Name the runtime's socket in identity.cri_sockets if it is not among the runtimes above" if calls else ""
+    yield Finding("names", found, "every pod is known", remedy, WARN if calls else OK)
+
+
 def _balance(node: Examination) -> Iterator[Finding]:
-    rows = [row for row in node.values("kubenpu_attribution_imbalance") if row.value]
+    every = node.values("kubenpu_attribution_imbalance")
+    if not every:
+        yield Finding("balance", "not known: kubenpud has no counters", "an answer", "", WARN)
+        return
+    rows = [row for row in every if row.value]
     found = ", ".join(f"{row.labels.get('device', '?')}: {row.value:.0f}" for row in rows)
     remedy = "Report this with the output of kubenpuctl doctor --json" if rows else ""
     needed = "every counted call attributed or declared lost"
@@ -337,5 +355,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("kubenpud", _daemon),
     ("sources", _sources),
     ("losses", _losses),
+    ("names", _names),
     ("balance", _balance),
 )

@@ -34,13 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(arguments)
     try:
         code = int(args.func(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KubeNpuError as error:
         print_note(str(error))
         return 1
     except BrokenPipeError:  # `| head` is no error; nothing more can be written, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # what is printed cannot be written: a full disk, a closed descriptor
+        print_note(f"cannot write: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     except KeyboardInterrupt:
         return 130
     return code

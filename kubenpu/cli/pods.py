@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.namespace is not None:
         lines = [item for item in lines if item[0][0] == args.namespace]
     if args.json:
-        print_json([_to_json(key, line) for key, line in lines])
+        simulated = any(row.name == "kubenpu_simulated" and row.value for row in rows)
+        print_json([{**_to_json(key, line), "simulated": simulated} for key, line in lines])
     elif is_wide(args):
         print_table(_WIDE_HEADER, [(*_cells(key, line), _number(line.wait_seconds), key[3]) for key, line in lines])
     else:
@@ -111,11 +113,16 @@ def _to_json(key: _Key, line: _Line) -> dict[str, object]:
 
 def _notes(rows: Iterable[Row]) -> list[str]:
     notes = []
+    unattributed: Counter[str] = Counter()
     for row in rows:
         if row.name == "kubenpu_simulated" and row.value:
             notes.append("simulated node: these workloads do not use hardware")
         if row.name == "kubenpu_hook_up" and not row.value:
             notes.append(f"hook {row.labels.get('hook', '?')} is off, nothing is counted: run kubenpuctl doctor")
+        if row.name == "kubenpu_unattributed_ioctls" and row.value:
+            unattributed[row.labels.get("device", "?")] += int(row.value)
         if row.name == "kubenpu_events_dropped_total" and row.value:
             notes.append(f"{int(row.value)} events lost: {row.labels.get('reason', '?')}")
+    for device, calls in unattributed.items():
+        notes.append(f"{calls} calls on {device} belong to pods that no container runtime has confirmed")
     return notes

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
-from kubenpu.identity.cgroup import explain, parse_path
+from kubenpu.identity.cgroup import explain, maker, parse_path
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import PathIdentity
 
@@ -67,7 +67,7 @@ def parse_proc_cgroup(text: str) -> str | None:
 def _targets(args: argparse.Namespace) -> Iterator[str]:
     yield from args.targets
     if args.stdin:
-        for line in sys.stdin.buffer:
+        for line in sys.stdin.buffer if sys.stdin is not None else ():
             if target := os.fsdecode(line.rstrip(b"\r\n")):
                 yield target
 
@@ -98,9 +98,17 @@ def _row(identity: PathIdentity, wide: bool) -> tuple[str | None, ...]:
         identity.pod_uid,
         container if wide or container is None else container[:12],
         identity.unit,
-        explain(identity),
+        _reason(identity),
         identity.path,
     )
+
+
+def _reason(identity: PathIdentity) -> str:
+    """How it was decided; and where kubenpud does not take the path at its word, whose work it is instead."""
+    above = maker(identity.path)
+    if above is None or above.unit is None or identity.unit == above.unit:
+        return explain(identity)
+    return f"{explain(identity)}; not believed below {above.unit}, whose work it is"
 
 
 def _to_json(identity: PathIdentity) -> dict[str, str | None]:

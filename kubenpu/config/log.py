@@ -23,6 +23,7 @@ def set_up_logging(level: str, line_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if line_format == "json" else LogfmtFormatter())
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # it logs a traceback for what its caller reports anyway
 
 
 class LogfmtFormatter(logging.Formatter):

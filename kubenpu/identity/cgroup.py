@@ -140,6 +140,8 @@ def maker(path: str) -> PathIdentity | None:
     above = parse_path("/" + "/".join(segments[:index]))
     if above.kind is PathKind.USER_SESSION:
         return None if segments[1:2] == ["user-0.slice"] else above
+    if segments[:1] == ["machine.slice"] and index > 1:  # virtual machines and nspawn containers manage their own tree
+        return above
     return above if above.kind is PathKind.PLAIN_CONTAINER or above.container_id else None
 
 

@@ -25,7 +25,13 @@ class CgroupIndex:
         self._mount = mount
         self._paths: dict[int, str] = {}
         self._gone: set[int] = set()
+        self._unread: list[str] = []
         self.rebuilds = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last walk saw the whole tree. A path longer than PATH_MAX, for one, cannot be walked."""
+        return not self._unread
 
     def path(self, cgroup_id: int) -> str | None:
         """The path of a cgroup that was seen at work, None when it is gone.
@@ -33,7 +39,8 @@ class CgroupIndex:
         Walks only for an id that it has not been asked about: ids are not reused, so what is gone stays gone.
         """
         if cgroup_id not in self._paths and cgroup_id not in self._gone:
-            self._paths = dict(_walk(self._mount))
+            self._unread = []
+            self._paths = dict(_walk(self._mount, self._unread))
             self.rebuilds += 1
             if cgroup_id not in self._paths:
                 if len(self._gone) >= GONE_MAX:
@@ -69,8 +76,8 @@ def alive(mount: Path, path: str, cgroup_id: int) -> bool:
         return True
 
 
-def _walk(mount: Path) -> Iterator[tuple[int, str]]:
-    """Every cgroup of the tree. A directory that goes away or refuses to be read is left out, the rest is not."""
+def _walk(mount: Path, unread: list[str]) -> Iterator[tuple[int, str]]:
+    """Every cgroup of the tree. One that went away is left out; one that cannot be read goes to `unread`."""
     try:
         yield mount.stat().st_ino, "/"
     except OSError:
@@ -81,7 +88,10 @@ def _walk(mount: Path) -> Iterator[tuple[int, str]]:
         try:
             with os.scandir(mount / above.lstrip("/")) as entries:
                 children = [(entry.inode(), entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            continue
         except OSError:
+            unread.append(above)
             continue
         for inode, name in children:
             yield inode, f"{above}/{name}"

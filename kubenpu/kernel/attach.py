@@ -29,6 +29,7 @@ SIDES = ("enter", "exit")
 INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32
 _BODIES = ("enter_body", "exit_body")
+COUNTERS = ("rules", "cells", "totals", "losses", "cgroups", "announce", "in_flight", "alloc", "slots", "journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,12 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
     return HookStatus(HOOK, OFF, "; ".join(reasons), request.since_ns)
 
 
+def make_maps(request: LoadRequest, facts: KernelFacts, messages: Messages) -> None:
+    """Pins the maps without attaching anything, so that rules can be written before the first call is seen."""
+    request.pins.make()
+    _load_once(request, facts, messages, None, attach=False)
+
+
 def unload(pins: Pins) -> list[str]:
     """Detaches and unpins everything; the totals of this boot are gone. Returns the names of the removed pins."""
     return pins.remove()
@@ -146,7 +153,10 @@ def _attached(pins: Pins) -> str | None:
     """The mechanism whose links are pinned. A half-attached hook (killed meanwhile) is taken off first."""
     names = [n for n in MECHANISMS if _mark(pins, n).exists()]
     complete = all(pins.link(HOOK, side).exists() for side in SIDES)
-    if names and complete:
+    if names and not all(pins.map(name).exists() for name in COUNTERS):
+        pins.remove()  # without one of them the others say nothing true any more
+        pins.make()
+    elif names and complete:
         return names[0]
     detach(pins)
     return None

@@ -6,6 +6,7 @@ Pins live as long as the boot, or until kubenpu-probe unloads. The state file is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -76,6 +77,8 @@ def write_state(run_directory: Path, hooks: tuple[HookStatus, ...], drm_module: 
         temporary.write_text(json.dumps(document, indent=1) + "\n")
         temporary.replace(run_directory / STATE_NAME)
     except OSError as e:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise _refused("write", run_directory / STATE_NAME, e) from e
 
 
@@ -90,6 +93,23 @@ def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]
         raise _refused("read", run_directory / STATE_NAME, e) from e
     except (ValueError, KeyError, TypeError) as e:
         raise KernelError(f"{run_directory / STATE_NAME} is damaged ({e})", "Run kubenpu-probe load again") from e
+
+
+def claim(directory: Path) -> int:
+    """Takes the pins for one reader that folds and frees: the fd holds the claim until it is closed.
+
+    Raises KernelError while another process has it: two that fold the same cells would lose counts.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        raise KernelError(
+            f"another kubenpud uses the counters below {directory}",
+            "Stop it, or give this one a pin directory of its own",
+        ) from e
+    return fd
 
 
 @contextmanager

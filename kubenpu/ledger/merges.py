@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kubenpu.ledger.standing import UNASKED, Standings, series_owner
@@ -110,7 +110,7 @@ def _keys(cell: Cell, standings: Standings) -> _Keys:
     standing = standings.get(cell.cgroup_id, UNASKED)
     if not standing.final:
         return _Keys(cell.cgroup_id, cell.cgroup_id)
-    return _Keys(standing.owner, series_owner(standing.owner))
+    return _Keys(replace(standing.owner, container_id=""), series_owner(standing.owner))
 
 
 def _dead_since(cells: Iterable[Cell], standings: Standings) -> float | None:

@@ -28,13 +28,13 @@ from kubenpu.exporters.web import WebServer, node_routes
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
-from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
+from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
 from kubenpu.service.node import Node
 
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
-IDLE_SECONDS = 3600.0
+IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
 
 
 class Daemon:
@@ -169,6 +169,11 @@ class Daemon:
 
 def _cgroup_mount(settings: Settings) -> Path:
     if settings.cgroup_root:
+        if not (Path(settings.cgroup_root) / "cgroup.controllers").is_file():
+            raise ConfigError(
+                f"identity.cgroup_root: {settings.cgroup_root} is not a cgroup version 2 hierarchy",
+                "Name the mount point of type cgroup2 (findmnt -t cgroup2), or leave the setting out",
+            )
         return Path(settings.cgroup_root)
     mount = find_cgroup2_mount(Path("/proc/self/mounts").read_text())
     if mount is None:

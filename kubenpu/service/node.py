@@ -23,7 +23,7 @@ from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.resolve import Resolver, next_retry_s
 from kubenpu.kernel.attach import HOOK, OFF
 from kubenpu.kernel.bpf import Bell
-from kubenpu.kernel.pins import Pins, read_state
+from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import read_names, write_names
@@ -57,6 +57,7 @@ class Node:
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
         self._store_pin: int | None = None
+        self._claim = -1
         self._inventory: Inventory | None = None
         self._sources: dict[str, SourceStatus] = {}
         self._index = CgroupIndex(cgroup_mount)
@@ -97,14 +98,23 @@ class Node:
         """The store over the pins that exist now: kubenpu-probe may have removed the old ones and made new ones."""
         pin = self._pin_identity()
         if self._store is None or pin != self._store_pin:
-            if self._store is not None:
-                self._store.close()
-                self._store = None
-            self._store = CounterStore(self._settings.pin_directory)
-            self._store_pin = pin
+            self._close_store()
+            store = CounterStore(self._settings.pin_directory)
+            try:
+                self._claim = claim(Pins(self._settings.pin_directory).root)
+            except KernelError:
+                store.close()
+                raise
+            self._store, self._store_pin = store, pin
             if self._inventory is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)
         return self._store
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+            os.close(self._claim)
 
     def _pin_identity(self) -> int | None:
         try:
@@ -197,6 +207,8 @@ class Node:
                 return
             for cgroup_id in self._ledger.alive(sample):
                 path = self._whole_path(sample, cgroup_id)
+                if path is None and not self._index.complete:
+                    continue  # it may be in a part of the tree that cannot be walked
                 if path is None or not alive(self._mount, path, cgroup_id):
                     self._ledger.mark_dead(cgroup_id, now)
             counted = {c.cgroup_id for c in sample.cells}
@@ -272,7 +284,5 @@ class Node:
 
     def close(self) -> None:
         with self._lock:
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+            self._close_store()
         self._runtimes.close()

@@ -71,14 +71,25 @@ def load(settings: Settings, options: argparse.Namespace) -> HookStatus:
         request = attach.LoadRequest(
             options.object or attach.object_path(), pins, settings.max_slots, mechanisms, target, since
         )
-        status = attach.load(request, facts, Messages(options.debug))
-        store = CounterStore(settings.pin_directory)
-        try:
-            apply_rules(store, read_inventory(settings.sysfs, settings.drivers_directory), settings.run_directory)
-        finally:
-            store.close()
+        messages = Messages(options.debug)
+        write_state(settings.run_directory, before, module)  # if that is refused, nothing is attached yet
+        if not pins.map("cells").exists():
+            attach.make_maps(request, facts, messages)
+        _write_rules(settings)
+        status = attach.load(request, facts, messages)
         write_state(settings.run_directory, (status,), _drm_module())
     return status
+
+
+def _write_rules(settings: Settings) -> None:
+    """Before the hook is attached, so that not even the first call finds its device unknown."""
+    store = CounterStore(settings.pin_directory)
+    try:
+        apply_rules(store, read_inventory(settings.sysfs, settings.drivers_directory), settings.run_directory)
+        if store.slots_max != settings.max_slots:
+            log.warning("kernel.max_slots: %d stays until unload and load (restart)", store.slots_max)
+    finally:
+        store.close()
 
 
 def _last_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 
 from kubenpu.kernel import attach, bpf, layout
 from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.kernel.memory import read_cell
+from kubenpu.kernel.pins import claim
 from kubenpu.kernel.store import CounterStore
 from kubenpu.model.errors import KernelError
 from kubenpu.model.kinds import Kind
@@ -170,6 +172,26 @@ def test_unloading_leaves_nothing(hooked: Hooked) -> None:
     assert not hooked.pins.directory.exists()
     with pytest.raises(KernelError, match="kubenpu-probe load"):
         CounterStore(hooked.pins.directory)
+
+
+def test_only_one_reader_may_fold(hooked: Hooked) -> None:
+    hooked.ready()
+    held = claim(hooked.pins.root)
+    with pytest.raises(KernelError, match="another kubenpud"):
+        claim(hooked.pins.root)
+    os.close(held)
+    os.close(claim(hooked.pins.root))
+
+
+def test_without_one_of_its_maps_everything_begins_anew(hooked: Hooked) -> None:
+    hooked.ready()
+    hooked.run(RENDER, command(SUBMIT), 10, 1)
+    hooked.pins.map("cells").unlink()
+    store = hooked.ready()
+    hooked.run(RENDER, command(SUBMIT), 5, 1)
+    sample = store.read()
+    assert sum(sample.after[0].counts.calls) == 5
+    conserved(sample)
 
 
 def test_a_half_attached_hook_is_taken_off_and_attached_anew(hooked: Hooked) -> None:

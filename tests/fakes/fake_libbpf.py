@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kubenpu.kernel import bpf, layout
+from kubenpu.kernel import attach, bpf, layout
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.model.errors import KernelError
 
-MAPS = ("rules", "cells", "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
+MAPS = (*attach.COUNTERS, "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
 SHAPE = bpf.MapShape(2, 4, 8, 192)
 ATTACHING = {
     "attach": "fentry",

@@ -61,7 +61,7 @@ class FakeStore:
         self.rules: list[DeviceRule] = []
         self.merges: list[CellMerge] = []
         self.forgotten: list[int] = []
-        self.searches = 0
+        self.searches, self.slots_max = 0, 8192
 
     def close(self) -> None:
         self.closed = True

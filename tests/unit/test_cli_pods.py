@@ -75,6 +75,7 @@ def test_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         "calls": {"submit": 40, "wait": 2},
         "errors": 4,
         "wait_seconds": 1.25,
+        "simulated": False,
     }
     assert by_place["vision", "b", None]["wait_seconds"] is None
     assert by_place[None, None, "batch.service"]["calls"] == {"alloc": 9}

@@ -85,6 +85,7 @@ def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> N
             "subsystem": "drm",
             "visibility": "always",
             "sysfs_path": str(sysfs.root / IGPU),
+            "simulated": False,
         }
     ]
 

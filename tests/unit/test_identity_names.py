@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,6 +114,23 @@ def test_walk_survives_directories_that_vanish_or_refuse(tree: Path, monkeypatch
     index = CgroupIndex(tree)
     assert [index.path(cgroup_id) for cgroup_id in wanted] == ["/a.slice/b.service", "/a.slice/c.scope"]
     assert not (tree / "d").exists()
+
+
+def test_index_says_when_it_could_not_see_everything(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a workload nests cgroups until their path is too long for any system call."""
+    index = CgroupIndex(tree)
+    assert index.path(1) is None
+    assert index.complete
+    scan = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if path != tree:
+            raise OSError(errno.ENAMETOOLONG, "File name too long")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert index.path(2) is None
+    assert not index.complete
 
 
 def test_index_keeps_names_that_are_no_utf8(tree: Path) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +36,13 @@ def test_restarts_of_one_container_share_the_oldest_dead_cell() -> None:
     sample = sample_of(cell(10, 100, first_ns=7), cell(11, 101, first_ns=5), cell(12, 102))
     standings = {100: dead(WEB, 1), 101: dead(WEB, 2), 102: Standing(WEB, final=True)}
     assert plan_merges(sample, standings, now=3, retention_s=600).merges == (CellMerge(10, 11),)
+
+
+def test_a_crash_loop_needs_one_cell_although_every_restart_has_a_new_id() -> None:
+    sample = sample_of(cell(10, 100), cell(11, 101), cell(12, 102), cell(13, 103))
+    standings = {100 + n: dead(replace(WEB, container_id=f"id{n}"), n + 1) for n in range(3)}
+    standings[103] = Standing(replace(WEB, container_id="id3"), final=True)
+    assert plan_merges(sample, standings, now=5, retention_s=600).merges == (CellMerge(11, 10), CellMerge(12, 10))
 
 
 def test_devices_and_owners_are_never_mixed() -> None:

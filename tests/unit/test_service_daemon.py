@@ -285,6 +285,7 @@ def test_command_with_a_port_that_is_taken(rig: Rig, tmp_path: Path, monkeypatch
         return rig.node
 
     monkeypatch.setattr(daemon, "Node", node)
+    (tmp_path / "cgroup.controllers").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = [f"--web.listen-address=127.0.0.1:{taken.getsockname()[1]}", f"--identity.cgroup-root={tmp_path}"]
         assert daemon.main(["--config.file", os.devnull, *flags]) == 1

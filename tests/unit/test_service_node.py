@@ -239,6 +239,7 @@ def test_a_damaged_file_of_names_is_reported_and_replaced(world: World) -> None:
     world.work(70)
     node.resolve()
     assert source(node, "names") == (True, "")
+    node.close()
     again = world.start()
     again.open()
     world.work(70)

@@ -72,6 +72,10 @@ class Machine:
         request.pins.map("cells").touch()
         return replace(KPROBE, since_ns=request.since_ns)
 
+    def make_maps(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> None:
+        request.pins.make()
+        request.pins.map("cells").touch()
+
     def open_store(self, directory: Path) -> FakeStore:
         self.stores.append(FakeStore(directory))
         return self.stores[-1]
@@ -89,6 +93,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setattr(probe, "Messages", lambda debug: debug)
     monkeypatch.setattr(probe, "CounterStore", made.open_store)
     monkeypatch.setattr(attach, "load", made.load)
+    monkeypatch.setattr(attach, "make_maps", made.make_maps)
     monkeypatch.setattr(attach, "detach", made.detach)
     yield made
     assert all(store.closed for store in made.stores)
@@ -135,7 +140,6 @@ def test_a_load_that_fails_keeps_the_last_state(machine: Machine, errors: Errors
     assert machine.probe("load") == 1
     assert errors() == "kubenpu-probe: cannot load the BPF programs. Kernel 5.15 is too old.\n"
     assert read_state(machine.run_directory) == ((KPROBE,), 4711)
-    assert machine.stores == []
 
 
 @pytest.mark.parametrize("command", ["load", "unload", "status"])

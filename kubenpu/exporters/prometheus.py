@@ -77,6 +77,7 @@ class Exposition:
         """Content type and body. The client's header is reduced to one of two answers before the library sees it."""
         openmetrics = prefers_openmetrics(accept)
         encoder, content_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if openmetrics else "")
+        content_type = content_type.partition("; escaping=")[0]  # newer libraries say so; no name of ours needs it
         with self._lock:
             return content_type, encoder(self._registries[openmetrics])
 

@@ -66,8 +66,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self.request_reload, loop)
-        server = self._server = self._make_server()
         try:
+            server = self._server = self._make_server()
             self._watch_devices(loop)
             await self._work(loop, ("rescan", "tidy"))
             server.start()
@@ -78,7 +78,8 @@ class Daemon:
                 await self._sleep(loop)
         finally:
             self._notify.notify("STOPPING=1")
-            server.stop()
+            if self._server is not None:
+                self._server.stop()
             self._worker.shutdown()
             if self._watch is not None:
                 self._watch.close()
@@ -144,7 +145,8 @@ class Daemon:
             self._reload_trouble = ""
             self._settings = plan.settings
             self._node.apply(plan.settings)
-            set_up_logging(plan.settings.log_level, plan.settings.log_format)
+            if not {"log.level", "log.format"}.isdisjoint(plan.applied):
+                set_up_logging(plan.settings.log_level, plan.settings.log_format)
             log.log(logging.WARNING if plan.waiting else logging.INFO, "reload: %s", plan.describe())
         self._due["rescan"] = self._due["resolve"] = 0.0
         self._notify.notify("READY=1")

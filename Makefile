@@ -22,18 +22,19 @@ BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
 PROTO := kubenpu/identity/cri_pb2.py
 SIM := build/sim/sim_workload
 
-# Debian packages: what `make check` needs, what building and running here needs too, what the other tests need too
+# Debian packages: what `make check` needs; what building and running here, the integration tests, the guests need too
 CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
 CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
-PACKAGES_check := protobuf-compiler python3-venv
+PACKAGES_check := openssl protobuf-compiler python3-venv
 PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount $(CROSS_HEADERS_$(MACHINE))
+PACKAGES_integration := prometheus
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr
 DESTDIR ?=
 PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
-UNITS := $(wildcard systemd/*.service)
+UNITS := $(wildcard systemd/*.service systemd/*.socket)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -45,7 +46,7 @@ help:  ## this list
 
 # ---- what has to be there first ----
 
-deps: build/deps-check build/deps-build build/deps-test  ## Debian packages that all of this needs (root, only if some are missing)
+deps: build/deps-check build/deps-build build/deps-integration build/deps-test  ## Debian packages that all of this needs (root, only if some are missing)
 
 build/deps-%: Makefile
 	@mkdir -p $(@D)
@@ -112,7 +113,7 @@ test: deps check test-bpf test-integration test-vm  ## everything, as root, from
 test-bpf: build/deps-check build/deps-build venv build bpffs  ## the kernel side on the kernel of this machine (root)
 	$(PY) -m pytest tests/bpf
 
-test-integration: build/deps-check build/deps-build venv build bpffs  ## daemon, runtimes and simulated node on this machine (root)
+test-integration: build/deps-check build/deps-build build/deps-integration venv build bpffs  ## daemon, runtimes and simulated node on this machine (root)
 	$(PY) -m pytest tests/integration
 
 test-vm: deps venv build  ## real pods on real kernels, in emulated guests (root, minutes)

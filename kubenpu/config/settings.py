@@ -20,7 +20,7 @@ from typing import Any
 
 from kubenpu import __version__
 from kubenpu.config.toml_file import TomlFile, read_toml
-from kubenpu.config.values import Value, ValueType, absolute_path, choice, list_of, text, whole_number
+from kubenpu.config.values import Value, ValueType, absolute_path, choice, list_of, switch, text, whole_number
 from kubenpu.model.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class Settings:
     run_directory: Path
     listen_addresses: tuple[str, ...]
     telemetry_path: str
+    systemd_socket: bool
+    web_config_file: str
     log_level: str
     log_format: str
     pin_directory: Path
@@ -61,7 +63,7 @@ class Settings:
     drivers_directory: Path
 
 
-LISTEN = text(r"[^\s/]*:[0-9]{1,5}", "an address")
+LISTEN = text(r"[^\s/]*:[0-9]{1,5}|unix:/[^\x00-\x1f]+", "an address")
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "run_directory",
@@ -73,9 +75,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "web.listen_address",
         "listen_addresses",
-        list_of(LISTEN, "a list of addresses such as :10074, 127.0.0.1:10074 or [::1]:10074", least=1),
+        list_of(LISTEN, "a list of addresses such as :10074, [::1]:10074 or unix:/run/kubenpu/metrics.sock", least=1),
         (":10074",),
-        "Addresses the metrics are served on; without a host on all of them.",
+        "Addresses the metrics are served on; without a host on all of them. Not used when systemd passes sockets.",
     ),
     Setting(
         "web.telemetry_path",
@@ -84,8 +86,36 @@ SETTINGS: tuple[Setting, ...] = (
         "/metrics",
         "Path the metrics are served under.",
     ),
-    Setting("log.level", "log_level", choice("debug", "info", "warn", "error"), "info", "Least level that is logged."),
-    Setting("log.format", "log_format", choice("logfmt", "json"), "logfmt", "How a log line is written."),
+    Setting(
+        "web.systemd_socket",
+        "systemd_socket",
+        switch(),
+        False,
+        "Serve on sockets that systemd passes (kubenpud-metrics.socket) and on nothing else.",
+    ),
+    Setting(
+        "web.config.file",
+        "web_config_file",
+        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing"),
+        "",
+        "File with TLS, users and response headers, as Prometheus' exporters have it; what it says is read on change.",
+    ),
+    Setting(
+        "log.level",
+        "log_level",
+        choice("debug", "info", "warn", "error"),
+        "info",
+        "Least level that is logged.",
+        needs_restart=False,
+    ),
+    Setting(
+        "log.format",
+        "log_format",
+        choice("logfmt", "json"),
+        "logfmt",
+        "How a log line is written.",
+        needs_restart=False,
+    ),
     Setting(
         "kernel.pin_directory",
         "pin_directory",
@@ -106,6 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
         list_of(absolute_path(), "a list of absolute paths"),
         (),
         "Sockets of the container runtimes to ask; empty: those of the known places that exist.",
+        needs_restart=False,
     ),
     Setting(
         "identity.cgroup_root",
@@ -120,6 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
         whole_number(1, 7 * 24 * 3600),
         600,
         "How long the series of a dead pod stay before they become part of the departed total.",
+        needs_restart=False,
     ),
     Setting("devices.sysfs", "sysfs", absolute_path(), Path("/sys"), "Where sysfs is; for tests and simulated nodes."),
     Setting(
@@ -128,6 +160,7 @@ SETTINGS: tuple[Setting, ...] = (
         absolute_path(),
         Path("/etc/kubenpu/drivers.d"),
         "Directory of the operator's own ioctl tables, which add to the built-in ones or replace them.",
+        needs_restart=False,
     ),
 )
 
@@ -140,7 +173,8 @@ def parse_daemon_arguments(arguments: Sequence[str] | None = None, prog: str = "
     for setting in SETTINGS:
         repeatable = " Repeatable." if setting.type.many else ""
         hint = f"{setting.help}{repeatable} Default: {_spell(setting.default)}".replace("%", "%%")
-        parser.add_argument(setting.flag, dest=setting.key, action="append", metavar="VALUE", help=hint)
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type.switch else {}
+        parser.add_argument(setting.flag, dest=setting.key, action="append", metavar="VALUE", help=hint, **alone)
     return parser.parse_args(arguments)
 
 
@@ -227,6 +261,8 @@ def _spell(value: Value) -> str:
     match value:
         case tuple():
             return "[" + ", ".join(map(_spell, value)) + "]"
+        case bool():
+            return "true" if value else "false"
         case int():
             return str(value)
         case _:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-Scalar = str | int | Path
+Scalar = str | int | bool | Path
 Value = Scalar | tuple[Scalar, ...]
 
 
@@ -16,16 +16,20 @@ Value = Scalar | tuple[Scalar, ...]
 class ValueType:
     """`expected` completes the sentence "expected ..."; `check` gives None for what is not acceptable.
 
-    `many`: a list in TOML, a repeatable flag. `number`: a flag's text is a number.
+    `many`: a list in TOML, a repeatable flag. `number`: a flag's text is a number. `switch`: true or false, and the
+    flag alone means true.
     """
 
     expected: str
     check: Callable[[object], Value | None]
     many: bool = False
     number: bool = False
+    switch: bool = False
 
     def from_text(self, text: str) -> object:
         """One text of the command line as TOML would have given it."""
+        if self.switch:
+            return {"true": True, "false": False}.get(text, text)
         return int(text) if self.number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
@@ -51,6 +55,15 @@ def whole_number(lowest: int, highest: int) -> ValueType:
         return value if right and isinstance(value, int) else None
 
     return ValueType(f"a whole number from {lowest} to {highest}", check, number=True)
+
+
+def switch() -> ValueType:
+    """true or false."""
+
+    def check(value: object) -> bool | None:
+        return value if isinstance(value, bool) else None
+
+    return ValueType("true or false", check, switch=True)
 
 
 def absolute_path() -> ValueType:

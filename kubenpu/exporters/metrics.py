@@ -294,7 +294,7 @@ METRICS: tuple[Metric, ...] = (
         lambda scrape: _single(scrape.view.index_rebuilds),
     ),
     Metric(
-        "kubenpu_counter_slots_used",
+        "kubenpu_slots_used",
         "gauge",
         (),
         "Counter cells in use, one per cgroup and device.",
@@ -303,7 +303,7 @@ METRICS: tuple[Metric, ...] = (
         lambda scrape: _single(scrape.view.slots_used if scrape.view.slots_max else None),
     ),
     Metric(
-        "kubenpu_counter_slots_max",
+        "kubenpu_slots_max",
         "gauge",
         (),
         "Counter cells there are.",

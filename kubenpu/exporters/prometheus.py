@@ -23,6 +23,11 @@ from kubenpu.model.view import View
 
 MAX_LABEL_CHARACTERS = 512
 OPENMETRICS = "application/openmetrics-text"
+# What is written is the same with every version of the library; what it calls that is not.
+CONTENT_TYPES = {
+    False: "text/plain; version=0.0.4; charset=utf-8",
+    True: f"{OPENMETRICS}; version=1.0.0; charset=utf-8",
+}
 
 VisibilityOf = Callable[[str], Visibility | None]
 
@@ -76,9 +81,9 @@ class Exposition:
     def render(self, accept: str) -> tuple[str, bytes]:
         """Content type and body. The client's header is reduced to one of two answers before the library sees it."""
         openmetrics = prefers_openmetrics(accept)
-        encoder, content_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if openmetrics else "")
+        encoder, _ = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if openmetrics else "")
         with self._lock:
-            return content_type, encoder(self._registries[openmetrics])
+            return CONTENT_TYPES[openmetrics], encoder(self._registries[openmetrics])
 
 
 def prefers_openmetrics(accept: str) -> bool:

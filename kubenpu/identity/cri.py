@@ -238,6 +238,11 @@ class Runtimes:
                     self._clients[socket] = CriClient(socket, self._timeout_s, self._clock)
         return tuple(self._clients.values())
 
+    def follow(self, explicit: Sequence[Path] | None) -> None:
+        """Other sockets from now on."""
+        self.close()
+        self._explicit = explicit
+
     def close(self) -> None:
         for client in self._clients.values():
             client.close()

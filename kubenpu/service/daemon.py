@@ -13,6 +13,7 @@ import logging
 import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +22,14 @@ import sdnotify
 
 from kubenpu import __version__
 from kubenpu.config.log import set_up_logging
+from kubenpu.config.reload import plan_reload
 from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
 from kubenpu.devices.watch import DeviceWatch
 from kubenpu.exporters.prometheus import Exposition
-from kubenpu.exporters.web import WebServer, node_routes
+from kubenpu.exporters.web import WebServer
+from kubenpu.exporters.web_access import OPEN, AccessFile
+from kubenpu.exporters.web_listen import passed_listeners
+from kubenpu.exporters.web_pages import node_routes
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
@@ -38,30 +43,31 @@ IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ri
 
 
 class Daemon:
-    """The event loop around one Node."""
+    """The event loop around one Node. `read_again` reads the settings from where they came from."""
 
-    def __init__(self, settings: Settings, node: Node) -> None:
+    def __init__(self, settings: Settings, node: Node, read_again: Callable[[], Settings]) -> None:
         self._settings = settings
+        self._read_again = read_again
         self._node = node
         self._notify = sdnotify.SystemdNotifier()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
         self._wake = asyncio.Event()
         self._stopping = False
-        self._due: dict[str, float] = {"rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
+        self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
         self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
         self._status = ""
+        self._server: WebServer | None = None
+        self._reload_trouble = ""
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises KubeNpuError when the metrics cannot be served at all."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS)
-        about = "SIMULATED NODE: these devices and workloads do not exist." if self._node.simulated else ""
-        routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
-        server = WebServer(self._settings.listen_addresses, routes)
+        loop.add_signal_handler(signal.SIGHUP, self.request_reload, loop)
         try:
+            server = self._server = self._make_server()
             self._watch_devices(loop)
             await self._work(loop, ("rescan", "tidy"))
             server.start()
@@ -72,15 +78,32 @@ class Daemon:
                 await self._sleep(loop)
         finally:
             self._notify.notify("STOPPING=1")
-            server.stop()
+            if self._server is not None:
+                self._server.stop()
             self._worker.shutdown()
             if self._watch is not None:
                 self._watch.close()
             self._node.close()
 
+    def _make_server(self) -> WebServer:
+        """Not listening yet. Raises KubeNpuError when what is configured for it cannot be had."""
+        exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS)
+        about = "SIMULATED NODE: these devices and workloads do not exist." if self._node.simulated else ""
+        routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
+        file = self._settings.web_config_file
+        access = AccessFile(Path(file)) if file else None
+        log.info("metrics: %s", (access.current if access is not None else OPEN).describe())
+        passed = passed_listeners(self._settings.systemd_socket)
+        return WebServer(self._settings.listen_addresses, routes, access, passed)
+
     def _not_ready(self) -> str:
         """Why /-/ready is not 200, "" when it is."""
         return "; ".join(f"{s.source}: {s.reason}" for s in self._node.view().sources if not s.up)
+
+    def request_reload(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reads the settings again as soon as the worker thread has time."""
+        self._due["reload"] = loop.time()
+        self._wake.set()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -95,6 +118,7 @@ class Daemon:
     async def _work(self, loop: asyncio.AbstractEventLoop, names: Sequence[str]) -> None:
         """Does what is due, in the worker thread, and says when it is due next."""
         steps: dict[str, Callable[[], float]] = {
+            "reload": self._reload,
             "rescan": self._rescan,
             "tidy": self._tidy,
             "resolve": self._resolve,
@@ -106,6 +130,27 @@ class Daemon:
         self._listen_to_bell(loop)
         if names:
             self._tell_systemd()
+
+    def _reload(self) -> float:
+        """All of it or nothing: an unusable file leaves what is in force. Driver tables are read again in any case."""
+        self._notify.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            plan = plan_reload(self._settings, self._read_again())
+            if self._server is not None:
+                self._server.reload()
+        except KubeNpuError as e:
+            self._reload_trouble = f"reload failed, what was in force stays: {e}"
+            log.error("%s", self._reload_trouble)
+        else:
+            self._reload_trouble = ""
+            self._settings = plan.settings
+            self._node.apply(plan.settings)
+            if not {"log.level", "log.format"}.isdisjoint(plan.applied):
+                set_up_logging(plan.settings.log_level, plan.settings.log_format)
+            log.log(logging.WARNING if plan.waiting else logging.INFO, "reload: %s", plan.describe())
+        self._due["rescan"] = self._due["resolve"] = 0.0
+        self._notify.notify("READY=1")
+        return math.inf
 
     def _rescan(self) -> float:
         self._node.rescan_devices()
@@ -121,7 +166,7 @@ class Daemon:
         return IDLE_SECONDS if wait is None else wait
 
     def _tell_systemd(self) -> None:
-        status = self._node.summary()
+        status = "; ".join(filter(None, (self._node.summary(), self._reload_trouble)))
         self._notify.notify("WATCHDOG=1")
         if status != self._status:
             self._notify.notify(f"STATUS={status}")
@@ -186,11 +231,12 @@ def _cgroup_mount(settings: Settings) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        settings = read_settings(parse_daemon_arguments(arguments))
+        options = parse_daemon_arguments(arguments)
+        settings = read_settings(options)
         set_up_logging(settings.log_level, settings.log_format)
         mount = _cgroup_mount(settings)
         node = Node(settings, mount)
-        asyncio.run(Daemon(settings, node).run())
+        asyncio.run(Daemon(settings, node, lambda: read_settings(options)).run())
     except KubeNpuError as e:
         log.error("%s", e)
         return 1

@@ -68,6 +68,15 @@ class Node:
         self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
         self._load_names()
 
+    def apply(self, settings: Settings) -> None:
+        """Goes on with these; they differ in what needs no restart only. The thread that resolves calls it."""
+        with self._lock:
+            sockets, self._settings = self._settings.cri_sockets, settings
+            self._ledger.retention_s = settings.retention_seconds
+            if settings.cri_sockets != sockets:
+                self._runtimes.follow(settings.cri_sockets or None)
+                self._sources = {name: s for name, s in self._sources.items() if not name.startswith("cri:")}
+
     # ---- sources ----
 
     @contextmanager

@@ -74,6 +74,7 @@ class FakeNode:
     pause: float | None = None
     ringing: FakeBell | None = None
     steps: list[str] = field(default_factory=list)
+    applied: list[Settings] = field(default_factory=list)
     sources: tuple[SourceStatus, ...] = ()
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -97,6 +98,9 @@ class FakeNode:
     def resolve(self) -> float | None:
         self.step("resolve")
         return self.pause
+
+    def apply(self, settings: Settings) -> None:
+        self.applied.append(settings)
 
     def bell(self) -> FakeBell | None:
         return self.ringing
@@ -129,6 +133,10 @@ class Rig:
         self.node, self.settings, self.watch, self.log = FakeNode(), settings, watch, log
         self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.said: list[str] = []
+        self.read_again: Callable[[], Settings] = lambda: settings
+
+    def _daemon(self) -> Daemon:
+        return Daemon(self.settings, cast(Node, self.node), self.read_again)
 
     def notify(self, message: str) -> None:
         self.told.put(message)
@@ -150,7 +158,7 @@ class Rig:
         async def main() -> None:
             thread.start()
             try:
-                await asyncio.wait_for(Daemon(self.settings, cast(Node, self.node)).run(), 2 * DEADLINE_S)
+                await asyncio.wait_for(self._daemon().run(), 2 * DEADLINE_S)
             finally:
                 await asyncio.to_thread(thread.join)  # its SIGTERM needs the loop's handler
 

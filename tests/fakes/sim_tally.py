@@ -86,3 +86,11 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Fails the test when the answer is still no after twenty seconds."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -291,6 +291,21 @@ def test_runtime_that_appears_later_is_used_and_one_that_goes_is_kept(tmp_path: 
     runtimes.close()
 
 
+def test_other_sockets_are_followed(tmp_path: Path) -> None:
+    first, second = FakeCri(tmp_path / "first.sock"), FakeCri(tmp_path / "second.sock")
+    first.start()
+    second.start()
+    runtimes = Runtimes([first.path], SHORT_S, Clock(), [second.path])
+    assert [client.socket for client in runtimes.clients()] == [first.path]
+    for explicit, expected in (([second.path, first.path], [second.path, first.path]), (None, [second.path])):
+        runtimes.follow(explicit)
+        assert [client.socket for client in runtimes.clients()] == expected
+        assert [client.version().name for client in runtimes.clients()] == ["containerd"] * len(expected)
+    runtimes.close()
+    first.stop()
+    second.stop()
+
+
 def test_a_thousand_containers_each_to_its_own(tmp_path: Path) -> None:
     pods = [
         FakePod(f"00000000-0000-0000-0000-{n:012x}", f"pod-{n}", "load", f"{n:064x}", {f"{n + 4096:064x}": f"c-{n}"})

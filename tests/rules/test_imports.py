@@ -30,7 +30,7 @@ PACKAGES = {
     "devices": May(("model",), ("pyudev",)),
     "identity": May(("model",), ("google.protobuf", "grpc")),
     "api": May(("model",)),
-    "exporters": May(("model", "api"), ("prometheus_client",)),
+    "exporters": May(("model", "api"), ("bcrypt", "prometheus_client", "yaml")),
     "cli": May(
         (
             "model",

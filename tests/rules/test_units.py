@@ -12,7 +12,8 @@ import pytest
 
 from tests.rules.tree import ROOT, files, shown
 
-UNITS = files(".service", below="systemd")
+SERVICES = files(".service", below="systemd")
+UNITS = [*SERVICES, *files(".socket", below="systemd")]
 # systemd's measure times ten; lower is better, 20 is what the daemon must not exceed.
 MOST_EXPOSED = {"kubenpud.service": 20, "kubenpu-probe.service": 25}
 # `make deps` installs it, so the tests of a whole run have it.
@@ -30,7 +31,7 @@ def root(tmp_path: Path) -> Path:
             program = tmp_path / command.lstrip("/")
             program.parent.mkdir(parents=True, exist_ok=True)
             program.touch(mode=0o755)
-    for name in ("basic", "multi-user", "network", "shutdown", "sysinit"):
+    for name in ("basic", "multi-user", "network", "shutdown", "sockets", "sysinit"):
         (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
     return tmp_path
 
@@ -47,14 +48,14 @@ def test_systemd_accepts_the_units(root: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("path", UNITS, ids=shown)
+@pytest.mark.parametrize("path", SERVICES, ids=shown)
 def test_units_are_confined(root: Path, path: Path) -> None:
     threshold = f"--threshold={MOST_EXPOSED[path.name]}"
     done = analyze(root, "security", "--offline=yes", threshold, path.name)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", UNITS, ids=shown)
+@pytest.mark.parametrize("path", SERVICES, ids=shown)
 def test_every_capability_says_which_call_needs_it(path: Path) -> None:
     text = path.read_text()
     (granted,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.M)

@@ -57,6 +57,8 @@ def settings(tmp_path: Path) -> Settings:
         run_directory=tmp_path / "run",
         listen_addresses=(":10074",),
         telemetry_path="/metrics",
+        systemd_socket=False,
+        web_config_file="",
         log_level="info",
         log_format="logfmt",
         pin_directory=tmp_path / "pins",

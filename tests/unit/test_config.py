@@ -71,6 +71,29 @@ def test_flags_over_files_over_defaults(tmp_path: Path) -> None:
     assert both.telemetry_path == "/metrics"
 
 
+def test_a_switch_needs_no_value_on_the_command_line(tmp_path: Path) -> None:
+    assert read(tmp_path, "", "--web.systemd-socket").systemd_socket is True
+    assert read(tmp_path, "web.systemd_socket = true\n").systemd_socket is True
+    assert read(tmp_path, "web.systemd_socket = true\n", "--web.systemd-socket=false").systemd_socket is False
+    assert read(tmp_path, "", "--web.systemd-socket", "--log.level", "warn").log_level == "warn"
+    for wrong in ("web.systemd_socket = 1\n", 'web.systemd_socket = "true"\n'):
+        with pytest.raises(ConfigError, match="expected true or false"):
+            read(tmp_path, wrong)
+    with pytest.raises(ConfigError, match="expected true or false"):
+        read(tmp_path, "", "--web.systemd-socket=maybe")
+
+
+def test_unix_sockets_and_the_web_configuration(tmp_path: Path) -> None:
+    text = 'web.listen_address = ["unix:/run/kubenpu/metrics.sock", ":1"]\nweb.config.file = "/etc/kubenpu/web.yml"\n'
+    got = read(tmp_path, text)
+    assert got.listen_addresses == ("unix:/run/kubenpu/metrics.sock", ":1")
+    assert got.web_config_file == "/etc/kubenpu/web.yml"
+    assert read(tmp_path, text, "--web.config.file=/else.yml").web_config_file == "/else.yml"
+    for wrong in ("unix:metrics.sock", "unix:", "/run/kubenpu/metrics.sock"):
+        with pytest.raises(ConfigError, match="expected a list of addresses"):
+            read(tmp_path, "", "--web.listen-address", wrong)
+
+
 def test_drop_ins_win_in_the_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "kubenpu.toml.d").mkdir()
     (tmp_path / "kubenpu.toml.d" / "20.toml").write_text('[log]\nlevel = "warn"\n')

@@ -179,7 +179,7 @@ def test_without_a_hook_there_is_no_ioctl_series() -> None:
     names = {sample.name for sample in samples(view)}
     assert not [name for name in names if "ioctl" in name or "imbalance" in name or "dropped" in name]
     assert "kubenpu_counting_since_seconds" not in names
-    assert "kubenpu_counter_slots_max" not in names
+    assert "kubenpu_slots_max" not in names
     assert select(view, "kubenpu_hook_up", hook="drm_ioctl", mechanism="off") == {"": 0}
     assert select(view, "kubenpu_simulated") == {"": 0}
 

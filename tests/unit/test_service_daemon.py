@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -293,3 +294,79 @@ def test_command_with_a_port_that_is_taken(rig: Rig, tmp_path: Path, monkeypatch
     assert rig.node.closed
     assert "cannot listen on 127.0.0.1:" in rig.log.text
     assert "Choose another web.listen_address" in rig.log.text
+
+
+# ---- reload ----
+
+
+def test_a_reload_applies_reads_and_says_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging_as: list[tuple[str, str]] = []
+    monkeypatch.setattr(daemon, "set_up_logging", lambda *words: logging_as.append(words))
+    read = replace(rig.settings, log_level="debug", retention_seconds=5, max_slots=64)
+    rig.read_again = lambda: read
+
+    def script() -> None:
+        rig.hear("READY=1")
+        rig.said.clear()
+        scans = rig.node.steps.count("rescan")
+        os.kill(os.getpid(), signal.SIGHUP)
+        rig.hear("READY=1")
+        rig.node.wait_for("rescan", scans + 1)
+        assert next(said for said in rig.said if "WATCHDOG" not in said).startswith("RELOADING=1\nMONOTONIC_USEC=")
+
+    rig.run(script)
+    assert rig.node.applied == [replace(rig.settings, log_level="debug", retention_seconds=5)]
+    assert logging_as == [("debug", "logfmt")]
+    assert "applied log.level, ledger.retention_seconds; needs a restart: kernel.max_slots" in rig.log.text
+
+
+def test_a_reload_that_fails_changes_nothing_and_stays_visible(rig: Rig) -> None:
+    answers: list[Settings] = []
+
+    def read() -> Settings:
+        if not answers:
+            raise ConfigError("kubenpu.toml:3: not valid TOML")
+        return answers[0]
+
+    rig.read_again = read
+
+    def script() -> None:
+        rig.hear("READY=1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not any("scans; reload failed, what was in force stays: kubenpu.toml:3" in said for said in rig.said):
+            rig.said.append(rig.told.get(timeout=DEADLINE_S))
+        assert rig.node.applied == []
+        answers.append(rig.settings)
+        rig.said.clear()
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not any(said.startswith("STATUS=") and said.endswith(" scans") for said in rig.said):
+            rig.said.append(rig.told.get(timeout=DEADLINE_S))
+
+    rig.run(script)
+    assert rig.node.applied == [rig.settings]
+
+
+def test_a_web_configuration_that_is_not_usable_starts_nothing(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("basic_auth_users:\n  alice: secret\n")
+    rig.settings = replace(rig.settings, web_config_file=str(tmp_path / "web.yml"))
+    with pytest.raises(ConfigError, match=r"web\.yml:2: "):
+        rig.run(lambda: None)
+    assert rig.node.closed
+
+
+def test_a_web_configuration_that_breaks_stops_the_whole_reload(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / "web.yml"
+    file.write_text("http_server_config:\n  http2: false\n")
+    rig.settings = replace(rig.settings, web_config_file=str(file))
+    rig.read_again = lambda: replace(rig.settings, retention_seconds=5)
+
+    def script() -> None:
+        rig.hear("READY=1")
+        file.write_text("http_server_config:\n  http3: true\n")
+        rig.said.clear()
+        os.kill(os.getpid(), signal.SIGHUP)
+        rig.hear("READY=1")
+
+    rig.run(script)
+    assert rig.node.applied == []
+    assert "web.yml:2: unknown key 'http3'" in rig.log.text

@@ -386,3 +386,16 @@ def test_a_run_directory_that_cannot_be_locked_stops_no_daemon(
     up, reason = source(node, "devices")
     assert not up
     assert "rules.lock" in reason
+
+
+def test_other_runtimes_are_asked_after_a_reload(world: World, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[object] = []
+    monkeypatch.setattr(world, "follow", followed.append, raising=False)
+    world.work(world.cgroup())
+    node.resolve()
+    assert any(s.source.startswith("cri:") for s in node.view().sources)
+    for _ in range(2):
+        node.apply(replace(world.settings, cri_sockets=(Path("/run/other.sock"),), retention_seconds=7))
+    assert followed == [(Path("/run/other.sock"),)]
+    assert not any(s.source.startswith("cri:") for s in node.view().sources)
+    assert node._ledger.retention_s == 7

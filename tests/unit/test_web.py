@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kubenpu.exporters import web
-from kubenpu.exporters.web import WebServer, accepts_gzip, node_routes, parse_address
+from kubenpu.exporters import web, web_request
+from kubenpu.exporters.web import WebServer
+from kubenpu.exporters.web_listen import listen, parse_address
+from kubenpu.exporters.web_pages import accepts_gzip, node_routes
 from kubenpu.model.errors import ConfigError, SourceError
+from tests.fakes.sim_tally import eventually
 
 BODY = b"kubenpu_simulated 0\n" * 200
 
@@ -78,13 +82,6 @@ def raw(port: int, sent: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(sent)
         return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
 
 
 def test_metrics(port: int, world: World) -> None:
@@ -188,7 +185,7 @@ def test_a_client_that_leaves_is_nobodys_error(port: int, world: World, caplog: 
 
 
 def test_a_slow_client_is_cut(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    monkeypatch.setattr(web, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(web_request, "TIMEOUT_S", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         begin = time.monotonic()
         while time.monotonic() - begin < 20:
@@ -205,7 +202,7 @@ def test_a_slow_client_is_cut(monkeypatch: pytest.MonkeyPatch, port: int) -> Non
 
 
 def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch, port: int, world: World) -> None:
-    monkeypatch.setattr(web, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(web_request, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(world, "render", lambda _accept: ("text/plain", b"x" * (64 << 20)))
     before = threading.active_count()
     with socket.socket() as connection:
@@ -229,6 +226,37 @@ def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch, port:
     for connection in busy:
         assert b"200 OK" in connection.recv(100)
         connection.close()
+
+
+def test_whoever_keeps_us_waiting_gives_way(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Half-open connections and unfinished heads cannot hold all places: the one that waits longest loses its own."""
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(web, "PATIENCE_S", 0.0)
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
+    idle[1].sendall(b"GET /metrics HTT")
+    for _ in range(20):
+        assert ask(port, "/metrics")[0].status == 200
+    assert idle[0].recv(100) == b""
+    for connection in idle:
+        connection.close()
+
+
+def test_a_steady_trickle_is_cut_too(monkeypatch: pytest.MonkeyPatch, port: int, world: World) -> None:
+    """Reading a little now and then does not renew the time there is for the whole answer."""
+    monkeypatch.setattr(web_request, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(world, "render", lambda _accept: ("text/plain", b"x" * (64 << 20)))
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        begin, got = time.monotonic(), 0
+        with contextlib.suppress(ConnectionError):
+            while chunk := connection.recv(4096):
+                got += len(chunk)
+                threading.Event().wait(0.001)
+        assert time.monotonic() - begin < 10
+        assert got < 64 << 20
 
 
 def test_stop_cuts_open_connections(world: World) -> None:
@@ -295,7 +323,7 @@ def test_what_is_no_address(text: str) -> None:
 
 def test_a_host_name_no_resolver_takes_is_an_error_of_ours() -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
-        web.listen("a" * 70 + ".example:80")
+        listen("a" * 70 + ".example:80")
 
 
 @pytest.mark.parametrize(

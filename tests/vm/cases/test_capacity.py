@@ -22,8 +22,8 @@ def test_the_table_is_full(virtio: DrmDevice) -> None:
         for _ in range(2):
             for path in paths:
                 handmade.run(path, "--node", virtio.render, "--do", "getparam:10")
-        assert service.value("kubenpu_counter_slots_max") == 64
-        assert service.value("kubenpu_counter_slots_used") == 64
+        assert service.value("kubenpu_slots_max") == 64
+        assert service.value("kubenpu_slots_used") == 64
         units = {
             r.labels["unit"]: r.value
             for r in service.rows()

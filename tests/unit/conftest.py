@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests of the web server: certificates, and a server that a web configuration file protects."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kubenpu.exporters import web
+from kubenpu.exporters.web import WebServer
+from kubenpu.exporters.web_access import AccessFile
+from kubenpu.exporters.web_pages import node_routes
+from tests.fakes.certificates import Authority, Certificate
+from tests.fakes.web_client import Client
+
+BODY = b"kubenpu_simulated 0\n" * 200
+Serve = Callable[[str], Client]
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def issued(authority: Authority) -> Certificate:
+    return authority.issue("server")
+
+
+@pytest.fixture
+def trusting(authority: Authority) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    return context
+
+
+@pytest.fixture
+def web_file(tmp_path: Path) -> Path:
+    return tmp_path / "web.yml"
+
+
+@pytest.fixture
+def server_of(web_file: Path) -> Iterator[Callable[[str], WebServer]]:
+    """Starts a server with this web configuration; afterwards no thread of it is left."""
+    threads, servers = set(threading.enumerate()), []
+
+    def start(text: str) -> WebServer:
+        web_file.write_text(text)
+        server = WebServer(
+            ["127.0.0.1:0"], node_routes("/metrics", lambda _accept: ("text/plain", BODY), str), AccessFile(web_file)
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.fixture
+def serve(server_of: Callable[[str], WebServer], trusting: ssl.SSLContext) -> Serve:
+    def start(text: str) -> Client:
+        context = trusting if "tls_server_config" in text else None
+        return Client(int(server_of(text).describe().rpartition(":")[2]), context)
+
+    return start
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at all the time."""
+    monkeypatch.setattr(web, "CHECK_SECONDS", 0.02)

@@ -30,7 +30,7 @@ PACKAGES = {
     "devices": May(("model",), ("pyudev",)),
     "identity": May(("model",), ("google.protobuf", "grpc")),
     "api": May(("model",)),
-    "exporters": May(("model", "api"), ("prometheus_client",)),
+    "exporters": May(("model", "api"), ("dbus_next", "prometheus_client")),
     "cli": May(
         (
             "model",
@@ -38,6 +38,7 @@ PACKAGES = {
             "api",
             "devices.discovery",
             "devices.tables",
+            "exporters.dbus_client",
             "exporters.scrape",
             "identity.cgroup",
             "identity.cri",

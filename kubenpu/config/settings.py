@@ -50,6 +50,7 @@ class Settings:
     run_directory: Path
     listen_addresses: tuple[str, ...]
     telemetry_path: str
+    dbus_address: str
     log_level: str
     log_format: str
     pin_directory: Path
@@ -83,6 +84,16 @@ SETTINGS: tuple[Setting, ...] = (
         text(r"/(?!-/)[A-Za-z0-9._~/-]*", "a path such as /metrics, not below /-/"),
         "/metrics",
         "Path the metrics are served under.",
+    ),
+    Setting(
+        "dbus.address",
+        "dbus_address",
+        text(
+            r"(system|unix:(path|abstract)=[A-Za-z0-9_/.%-]+)?",
+            "system, an address such as unix:path=/run/bus, or nothing",
+        ),
+        "system",
+        "Message bus to serve io.kubenpu on; empty: none.",
     ),
     Setting("log.level", "log_level", choice("debug", "info", "warn", "error"), "info", "Least level that is logged."),
     Setting("log.format", "log_format", choice("logfmt", "json"), "logfmt", "How a log line is written."),

@@ -129,7 +129,8 @@ class Serving:
     @property
     def sessions(self) -> list[Session]:
         """Those that live now."""
-        return [each for each in gc.get_objects() if isinstance(each, Session)]
+        found = [each for each in gc.get_objects() if type(each) is Session]
+        return [each for each in found if not each.connection.reading.done()]
 
     def changed(self) -> None:
         self.loop.call_soon_threadsafe(self.server.changed)

@@ -27,7 +27,7 @@ CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
 CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
 PACKAGES_check := openssl protobuf-compiler python3-venv
 PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount $(CROSS_HEADERS_$(MACHINE))
-PACKAGES_integration := prometheus
+PACKAGES_integration := dbus-daemon prometheus
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
@@ -143,6 +143,9 @@ install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o proto  ## the product, below DESTD
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
 	install -D -m 644 systemd/tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kubenpu.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/udev/rules.d systemd/99-kubenpu.rules
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dbus-1/system.d systemd/dbus/io.kubenpu.conf
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dbus-1/system-services systemd/dbus/io.kubenpu.service
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions systemd/polkit/io.kubenpu.policy
 
 # a command of three lines; -I keeps PYTHONPATH and the user's own packages out of a process of root
 entry = printf '\#!/usr/bin/python3 -I\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' $(2) >$(DESTDIR)$(1) \

@@ -52,6 +52,7 @@ class Settings:
     telemetry_path: str
     systemd_socket: bool
     web_config_file: str
+    dbus_address: str
     log_level: str
     log_format: str
     pin_directory: Path
@@ -99,6 +100,16 @@ SETTINGS: tuple[Setting, ...] = (
         text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing"),
         "",
         "File with TLS, users and response headers, as Prometheus' exporters have it; what it says is read on change.",
+    ),
+    Setting(
+        "dbus.address",
+        "dbus_address",
+        text(
+            r"(system|unix:(path|abstract)=[A-Za-z0-9_/.%-]+)?",
+            "system, an address such as unix:path=/run/bus, or nothing",
+        ),
+        "system",
+        "Message bus to serve io.kubenpu on; empty: none.",
     ),
     Setting(
         "log.level",

@@ -53,14 +53,15 @@ class ViewCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         view = self._get_view()
-        scrape = Scrape(view, _submit_vendors(view, self._visibility), self._loss_reasons)
+        scrape = Scrape(view, submit_vendors(view, self._visibility), self._loss_reasons)
         for metric in METRICS:
             points = _merge(metric, metric.points(scrape))
             if points:
                 yield _family(metric, points, self._created)
 
 
-def _submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
+def submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
+    """Drivers whose submissions pass an ioctl at least partly."""
     vendors = {usage.vendor for usage in view.usage} | {device.vendor for device in view.device_usage}
     return frozenset(v for v in vendors if v is not None and visibility(v) not in {None, Visibility.NEVER})
 

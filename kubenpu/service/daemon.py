@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubenpud: reads the pinned totals, resolves owners, serves metrics. Loads no program and needs no capability.
+"""kubenpud: reads the pinned totals, resolves owners, serves metrics and D-Bus. Loads no program, needs no privilege.
 
 One asyncio loop waits for the bell (a new cgroup), for uevents (devices), and for the clock; blocking work runs in
 one worker thread, each scrape in its own. Nothing polls faster than every few seconds, however many calls are counted.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sdnotify
 
@@ -36,10 +37,14 @@ from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
 from kubenpu.service.node import Node
 
+if TYPE_CHECKING:
+    from kubenpu.exporters.dbus import DbusServer
+
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
 IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
+OPTIONAL_SOURCES = {"dbus"}  # shown when they are down, but no reason to take the node's metrics for unready
 
 
 class Daemon:
@@ -59,6 +64,8 @@ class Daemon:
         self._status = ""
         self._server: WebServer | None = None
         self._reload_trouble = ""
+        self._dbus: DbusServer | None = None
+        self._dbus_task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises KubeNpuError when the metrics cannot be served at all."""
@@ -71,6 +78,7 @@ class Daemon:
             self._watch_devices(loop)
             await self._work(loop, ("rescan", "tidy"))
             server.start()
+            self._serve_dbus(loop)
             self._notify.notify("READY=1")
             log.info("kubenpud %s serves %s: %s", __version__, server.describe(), self._node.summary())
             while not self._stopping:
@@ -78,6 +86,7 @@ class Daemon:
                 await self._sleep(loop)
         finally:
             self._notify.notify("STOPPING=1")
+            await self._stop_dbus()
             if self._server is not None:
                 self._server.stop()
             self._worker.shutdown()
@@ -98,7 +107,8 @@ class Daemon:
 
     def _not_ready(self) -> str:
         """Why /-/ready is not 200, "" when it is."""
-        return "; ".join(f"{s.source}: {s.reason}" for s in self._node.view().sources if not s.up)
+        sources = self._node.view().sources
+        return "; ".join(f"{s.source}: {s.reason}" for s in sources if not s.up and s.source not in OPTIONAL_SOURCES)
 
     def request_reload(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reads the settings again as soon as the worker thread has time."""
@@ -130,6 +140,36 @@ class Daemon:
         self._listen_to_bell(loop)
         if names:
             self._tell_systemd()
+            if self._dbus is not None:
+                self._dbus.changed()
+
+    def _serve_dbus(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._settings.dbus_address:
+            from kubenpu.exporters.dbus import DbusServer  # noqa: PLC0415 - megabytes that not everybody needs
+
+            self._dbus = DbusServer(self._node, self._settings.dbus_address, self.reload)
+            self._dbus_task = loop.create_task(self._dbus.run())
+            self._dbus_task.add_done_callback(self._on_dbus_end)
+
+    def _on_dbus_end(self, task: asyncio.Task[None]) -> None:
+        """It ends when it is cancelled; anything else is a mistake of ours, which must not be silent."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("D-Bus is no longer served: %s", error, exc_info=error)
+            self._node.note_source("dbus", f"{type(error).__name__}: {error}", 0.0)
+
+    async def _stop_dbus(self) -> None:
+        if self._dbus_task is not None:
+            self._dbus_task.cancel()
+            await asyncio.wait([self._dbus_task])
+
+    async def reload(self) -> None:
+        """For whoever asks over D-Bus: what SIGHUP does. SourceError when settings or devices cannot be read."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._reload)
+        if self._reload_trouble:
+            raise SourceError(self._reload_trouble)
+        await loop.run_in_executor(self._worker, self._node.reload)
 
     def _reload(self) -> float:
         """All of it or nothing: an unusable file leaves what is in force. Driver tables are read again in any case."""

@@ -28,7 +28,7 @@ from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import read_names, write_names
 from kubenpu.model.device import Visibility
-from kubenpu.model.errors import KernelError, KubeNpuError
+from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
@@ -98,6 +98,11 @@ class Node:
             log.info("%s: works again", name)
         self._sources[name] = SourceStatus(name, not reason, seconds, reason)
 
+    def note_source(self, source: str, reason: str, seconds: float) -> None:
+        """What somebody else found out about a source; reason "" means that it is up."""
+        with self._lock:
+            self._note(source, reason, seconds)
+
     def open(self) -> None:
         """Opens the pins if they are not open yet."""
         with self._lock, self._source("counters"):
@@ -147,6 +152,14 @@ class Node:
             self._inventory = read_inventory(self._settings.sysfs, self._settings.drivers_directory)
             if self._store is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)
+
+    def reload(self) -> None:
+        """Reads devices and driver tables again now. Raises SourceError when the devices cannot be read."""
+        self.rescan_devices()
+        with self._lock:
+            devices = self._sources["devices"]
+        if not devices.up:
+            raise SourceError(devices.reason)
 
     # ---- whose it is ----
 

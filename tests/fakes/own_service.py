@@ -61,6 +61,7 @@ class OwnService:
         tables: dict[str, dict[str, object]] = {
             "kernel": {"pin_directory": str(self.pin_directory)},
             "web": {"listen_address": [f"127.0.0.1:{self.port}"]},
+            "dbus": {"address": ""},
         }
         for table, entries in more.items():
             tables.setdefault(table, {}).update(entries)

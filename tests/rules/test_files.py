@@ -34,7 +34,9 @@ def licence_of(path: Path) -> str:
 def test_first_line_names_the_licence(path: Path) -> None:
     lines = path.read_text().splitlines()
     first = lines[1] if lines[0].startswith("#!") else lines[0]
-    assert re.fullmatch(rf"(?:#|//|/\*) SPDX-License-Identifier: {re.escape(licence_of(path))}(?: \*/)?", first)
+    assert re.fullmatch(
+        rf"(?:#|//|/\*|<!--) SPDX-License-Identifier: {re.escape(licence_of(path))}(?: \*/| -->)?", first
+    )
 
 
 def test_licence_texts() -> None:

@@ -30,7 +30,7 @@ PACKAGES = {
     "devices": May(("model",), ("pyudev",)),
     "identity": May(("model",), ("google.protobuf", "grpc")),
     "api": May(("model",)),
-    "exporters": May(("model", "api"), ("bcrypt", "prometheus_client", "yaml")),
+    "exporters": May(("model", "api"), ("bcrypt", "dbus_next", "prometheus_client", "yaml")),
     "cli": May(
         (
             "model",
@@ -38,6 +38,7 @@ PACKAGES = {
             "api",
             "devices.discovery",
             "devices.tables",
+            "exporters.dbus_client",
             "exporters.scrape",
             "identity.cgroup",
             "identity.cri",

@@ -59,6 +59,7 @@ def settings(tmp_path: Path) -> Settings:
         telemetry_path="/metrics",
         systemd_socket=False,
         web_config_file="",
+        dbus_address="",
         log_level="info",
         log_format="logfmt",
         pin_directory=tmp_path / "pins",
@@ -324,6 +325,7 @@ def test_daemon_is_well(settings: Settings) -> None:
     ("check", "line", "status", "found"),
     [
         ("sources", 'kubenpu_source_up{source="cri:/run/x"} 0', FAIL, "no answer from cri:/run/x"),
+        ("sources", 'kubenpu_source_up{source="dbus"} 0', WARN, "no answer from dbus"),
         ("losses", 'kubenpu_events_dropped_total{reason="no_storage"} 12', WARN, "no_storage: 12"),
         ("balance", 'kubenpu_attribution_imbalance{device="vgem"} -3', FAIL, "vgem: -3"),
     ],

@@ -246,9 +246,6 @@ def test_a_damaged_file_of_names_is_reported_and_replaced(world: World) -> None:
     assert owners(again.view()) == [POD]
 
 
-# ---- pins that come and go ----
-
-
 def test_without_a_probe_there_is_a_reason_and_no_number(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.pins.remove()
     (world.settings.run_directory / STATE_NAME).unlink()

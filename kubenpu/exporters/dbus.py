@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves the interface of api/dbus.py on a message bus, as long as there is one, and says what changes.
+
+Owns the connection, one worker thread and the calls that wait. Data comes from a NodePort; a View is used for a second
+at most. Calls are answered one after the other, the next when the bus has taken the reply, so that neither a flood of
+calls nor a slow reader makes this process grow: calls beyond a bound are refused, signals that the bus does not take
+are dropped. A bus that is not there or goes away is tried again, ever more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from kubenpu.api import dbus as api
+from kubenpu.exporters.dbus_calls import Answers, done, find_action, refuse, signal_message
+from kubenpu.exporters.dbus_connection import Connection, connected, system_bus_address
+from kubenpu.exporters.dbus_next_parts import MessageFlag
+from kubenpu.exporters.dbus_objects import Announced, Picture, announce_all, plan_signals
+from kubenpu.exporters.dbus_rights import may
+from kubenpu.exporters.prometheus import submit_vendors
+from kubenpu.model.device import Visibility
+from kubenpu.model.errors import KubeNpuError, SourceError
+from kubenpu.model.view import View
+
+log = logging.getLogger(__name__)
+SOURCE = "dbus"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+FRESH_S = 1.0
+PUBLISH_EVERY_S = 1.0
+PUBLISH_SHARE = 0.02  # of a CPU, at most, whether anybody listens or not
+MAX_CALL_BYTES = 64 * 1024
+MAX_WAITING, MAX_WAITING_OF_ONE = 256, 16
+MAX_DECISIONS = 8
+DO_NOT_QUEUE, PRIMARY_OWNER = 4, 1
+
+R = TypeVar("R")
+
+
+class NodePort(Protocol):
+    """What is needed of the node. All of it may be called from any thread and may block."""
+
+    def view(self) -> View:
+        """The node now."""
+
+    def visibility(self, vendor: str | None) -> Visibility | None:
+        """Whether submissions of a driver pass an ioctl."""
+
+    def note_source(self, source: str, reason: str, seconds: float) -> None:
+        """Whether the bus is there; reason "" means yes."""
+
+
+class Inbox:
+    """Calls that wait for their answer: so many at most, and so many of one sender."""
+
+    def __init__(self) -> None:
+        self._calls: asyncio.Queue[Any] = asyncio.Queue(MAX_WAITING)
+        self._of: collections.Counter[str] = collections.Counter()
+
+    def put(self, call: Any) -> bool:
+        if self._calls.full() or self._of[call.sender] >= MAX_WAITING_OF_ONE:
+            return False
+        self._of[call.sender] += 1
+        self._calls.put_nowait(call)
+        return True
+
+    async def get(self) -> Any:
+        call = await self._calls.get()
+        self._of[call.sender] -= 1
+        if not self._of[call.sender]:
+            del self._of[call.sender]
+        return call
+
+
+class Session:
+    """What lives as long as one connection. `dropped`: messages that the bus has not taken since it last took one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.inbox = Inbox()
+        self.decisions: set[asyncio.Task[None]] = set()
+        self.dropped = 0
+        connection.on_call = self._receive
+
+    def _receive(self, call: Any) -> None:
+        heard = _wants_reply(call) or find_action(call) is not None
+        if heard and not self.inbox.put(call):
+            self.refuse(call, "too many calls are waiting")
+
+    def offer(self, encoded: bytes) -> None:
+        """Sends what may be lost."""
+        if not self.connection.offer(encoded):
+            self.dropped += 1
+        elif self.dropped:
+            log.warning("%d messages were dropped: the message bus did not take them", self.dropped)
+            self.dropped = 0
+
+    def refuse(self, call: Any, text: str) -> None:
+        self.offer(self.connection.encode(refuse(call, api.LIMITS_EXCEEDED, text)))
+
+
+def _wants_reply(call: Any) -> bool:
+    return not call.flags & MessageFlag.NO_REPLY_EXPECTED
+
+
+class DbusServer:
+    """`await run()` serves until it is cancelled. `address` of the bus is written as D-Bus does, "system": that one.
+
+    `reload` is awaited for a caller who may ask for it; it raises KubeNpuError when that did not work.
+    """
+
+    def __init__(self, node: NodePort, address: str, reload: Callable[[], Awaitable[None]]) -> None:
+        self._node = node
+        self._reload = reload
+        self._address = system_bus_address() if address == "system" else address
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dbus")
+        self._changed = asyncio.Event()
+        self._answers = Answers(self._now)
+        self._picture: Picture | None = None
+        self._picture_at = 0.0
+
+    def changed(self) -> None:
+        """Something may be different now; subscribers will be told, if it is. To be called in the loop of run()."""
+        self._picture = None
+        self._changed.set()
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE_S
+        try:
+            while True:
+                begin = time.monotonic()
+                reason = await self._serve(begin)
+                pause = FIRST_PAUSE_S if time.monotonic() - begin > LONGEST_PAUSE_S else pause
+                await self._note(reason, begin)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:
+            self._worker.shutdown(cancel_futures=True)
+
+    async def _serve(self, begin: float) -> str:
+        """One connection from begin to end; returns why it ended."""
+        try:
+            async with connected(self._address, MAX_CALL_BYTES) as connection:
+                session = Session(connection)
+                await _own_name(connection)
+                await self._note("", begin)
+                await self._until_lost(session)
+        except SourceError as e:
+            return str(e)
+        return "the connection ended"
+
+    async def _note(self, reason: str, begin: float) -> None:
+        took = 0.0 if reason else time.monotonic() - begin
+        await self._do(lambda: self._node.note_source(SOURCE, reason, took))
+
+    async def _until_lost(self, session: Session) -> None:
+        tasks = [asyncio.create_task(work(session)) for work in (self._answer_all, self._publish_all)]
+        try:
+            ended, _ = await asyncio.wait([session.connection.reading, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            tasks += session.decisions
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _do(self, work: Callable[[], R]) -> R:
+        return await self._loop.run_in_executor(self._worker, work)
+
+    # ---- the picture, in the worker ----
+
+    def _now(self) -> Picture:
+        picture = self._picture
+        if picture is None or time.monotonic() - self._picture_at > FRESH_S:
+            view = self._node.view()
+            picture = self._picture = Picture(view, submit_vendors(view, self._node.visibility))
+            self._picture_at = time.monotonic()
+            self._loop.call_soon_threadsafe(self._loop.call_later, 2 * FRESH_S, self._forget)
+        return picture
+
+    def _forget(self) -> None:
+        """It can be large and is of no use when it is old."""
+        if time.monotonic() - self._picture_at > FRESH_S:
+            self._picture = None
+
+    # ---- calls ----
+
+    async def _answer_all(self, session: Session) -> None:
+        while True:
+            call = await session.inbox.get()
+            action = find_action(call)
+            if action is None:
+                await session.connection.send(await self._do(partial(self._answer, session, call)))
+            elif len(session.decisions) >= MAX_DECISIONS:
+                session.refuse(call, "too many calls wait for their right")
+            else:
+                task = asyncio.create_task(self._decide(session, call, action.action))
+                session.decisions.add(task)
+                task.add_done_callback(session.decisions.discard)
+
+    def _answer(self, session: Session, call: Any) -> bytes:
+        return session.connection.encode(self._answers.answer(call))
+
+    async def _decide(self, session: Session, call: Any, action: str) -> None:
+        """Reload, the one call that is not everybody's."""
+        interactive = bool(call.flags & MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION)
+        with contextlib.suppress(SourceError):  # the bus went away, and the caller with it
+            if call.signature:
+                reply = refuse(call, api.INVALID_ARGS, f"{call.member} takes nothing")
+            elif await may(session.connection, call.sender, action, interactive):
+                reply = await self._reload_for(call)
+            else:
+                reply = refuse(
+                    call, api.ACCESS_DENIED, f"{call.member} is for root and for whom polkit grants {action}"
+                )
+            if _wants_reply(call):
+                await session.connection.send(session.connection.encode(reply))
+
+    async def _reload_for(self, call: Any) -> Any:
+        try:
+            await self._reload()
+        except KubeNpuError as e:
+            return refuse(call, api.FAILED, str(e))
+        finally:
+            self.changed()
+        return done(call)
+
+    # ---- signals ----
+
+    async def _publish_all(self, session: Session) -> None:
+        announced: Announced | None = None
+        while True:
+            begin = time.monotonic()
+            encoded, announced = await self._do(partial(self._plan, session, announced))
+            for signal in encoded:
+                session.offer(signal)
+            await asyncio.sleep(max(PUBLISH_EVERY_S, (time.monotonic() - begin) / PUBLISH_SHARE))
+            await self._changed.wait()
+            self._changed.clear()
+
+    def _plan(self, session: Session, announced: Announced | None) -> tuple[list[bytes], Announced]:
+        picture = self._now()
+        if announced is None:
+            return [], announce_all(picture)
+        emissions, after = plan_signals(announced, picture)
+        return [session.connection.encode(signal_message(emission)) for emission in emissions], after
+
+
+async def _own_name(connection: Connection) -> None:
+    reply = await connection.ask_bus("RequestName", "su", api.NAME, DO_NOT_QUEUE)
+    if reply != [PRIMARY_OWNER]:
+        raise SourceError(f"the name {api.NAME} belongs to another process", "Stop the other kubenpud")

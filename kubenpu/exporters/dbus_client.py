@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of kubenpud's D-Bus interface, for kubenpuctl: blocking, read-only but for reload(), in one thread.
+
+Owns one connection to the bus from the first call to close(). Never starts kubenpud: a service that somebody stopped
+stays stopped. Refuses answers from a process that is neither root's nor of the same user, whatever the policy of the
+bus let it call itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from kubenpu.api import dbus as api
+from kubenpu.exporters.dbus_connection import (
+    CALL_TIMEOUT_S,
+    CallError,
+    Connection,
+    connected,
+    from_wire,
+    system_bus_address,
+)
+from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import Owner, OwnerKind
+
+MAX_REPLY_BYTES = 32 << 20
+RELOAD_TIMEOUT_S = 150.0  # a person may be asked for a password
+START = "Start it: systemctl start kubenpud"
+_ABSENT = {f"{api.DESKTOP}.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner")}
+
+Filter = Mapping[str, str | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """What kubenpud says of itself. `counting_since`: Unix time, None while nothing is counted."""
+
+    version: str
+    node: str
+    simulated: bool
+    hooks: Mapping[str, str]
+    counting_since: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountsRow:
+    """By label of the kind; a kind that cannot be seen is missing. `since`: Unix time."""
+
+    calls: Mapping[str, int]
+    errors: Mapping[str, int]
+    wait_ns: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """`nodes` are name below /dev, major, minor. `counts` None: nothing is counted on it now."""
+
+    address: str
+    driver: str | None
+    vendor: str | None
+    pci_id: str | None
+    numa_node: int | None
+    nodes: tuple[tuple[str, int, int], ...]
+    counts: CountsRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """One workload on one device."""
+
+    owner: Owner
+    device: str
+    vendor: str | None
+    alive: bool
+    counts: CountsRow
+
+
+class NodeClient:
+    """A context manager. Every call raises SourceError when kubenpud or the bus does not answer."""
+
+    def __init__(self, address: str = "") -> None:
+        self._address = address or system_bus_address()
+        self._runner = asyncio.Runner()
+        self._undo = contextlib.AsyncExitStack()
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._runner.run(self._undo.aclose())
+        self._runner.close()
+
+    # ---- calls ----
+
+    def node(self) -> NodeRow:
+        (values,) = self._call("GetAll", "s", [api.NODE.name], interface=api.PROPERTIES)
+        return parse_node(values)
+
+    def devices(self) -> list[DeviceRow]:
+        (rows,) = self._call("ListDevices")
+        return [parse_device(row) for row in rows]
+
+    def workloads(self) -> list[api.Workload]:
+        (rows,) = self._call("ListWorkloads")
+        return [parse_workload(row) for row in rows]
+
+    def counters(self, wanted: Filter | None = None) -> list[CounterRow]:
+        """All pages. Keys of the filter are those of api.FILTER_FIELDS."""
+        given = {name: Variant("b" if isinstance(v, bool) else "s", v) for name, v in (wanted or {}).items()}
+        found: list[CounterRow] = []
+        while True:
+            rows, total = self._call("GetCounters", "a{sv}uu", [given, len(found), api.MAX_ROWS])
+            found += map(parse_counter, rows)
+            if not rows or len(found) >= total:
+                return found
+
+    def reload(self) -> None:
+        self._call("Reload", timeout_s=RELOAD_TIMEOUT_S)
+
+    def _call(
+        self,
+        member: str,
+        signature: str = "",
+        body: list[object] | None = None,
+        interface: api.Interface = api.NODE,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> list[Any]:
+        flags = MessageFlag.NO_AUTOSTART | MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION
+        message = Message(api.NAME, api.PATH, interface.name, member, flags=flags, signature=signature, body=body or [])
+        return [from_wire(value) for value in self._runner.run(self._ask(message, timeout_s))]
+
+    async def _ask(self, message: Any, timeout_s: float) -> list[Any]:
+        try:
+            if self._connection is None:
+                self._connection = await self._undo.enter_async_context(connected(self._address, MAX_REPLY_BYTES))
+            message.destination = await _service(self._connection)
+            return await self._connection.call(message, timeout_s)
+        except CallError as e:
+            if e.name in _ABSENT:
+                raise SourceError("kubenpud is not on the message bus", START) from e
+            raise
+
+
+async def _service(connection: Connection) -> str:
+    """The connection behind the name; it is called, not the name, which may change hands meanwhile."""
+    (owner,) = await connection.ask_bus("GetNameOwner", "s", api.NAME)
+    (user,) = await connection.ask_bus("GetConnectionUnixUser", "s", owner)
+    if user not in {0, os.geteuid()}:
+        raise SourceError(f"{api.NAME} belongs to user {user} and not to root", "Remove the policy that allows it")
+    return str(owner)
+
+
+# ---- rows ----
+
+
+def parse_node(values: Mapping[str, Any]) -> NodeRow:
+    return NodeRow(
+        values["Version"],
+        values["NodeName"],
+        values.get("Simulated", False),
+        values.get("Hooks", {}),
+        values.get("CountingSince"),
+    )
+
+
+def parse_device(row: Mapping[str, Any]) -> DeviceRow:
+    counters = row.get("Counters")
+    return DeviceRow(
+        row["Address"],
+        row.get("Driver"),
+        row.get("Vendor"),
+        row.get("PciId"),
+        row.get("NumaNode"),
+        tuple((name, major, minor) for name, major, minor in row.get("Nodes", ())),
+        _counts(counters) if counters else None,
+    )
+
+
+def parse_workload(row: Mapping[str, Any]) -> api.Workload:
+    return api.Workload(_owner_of(row), row["Alive"], tuple(row["Devices"]), row["Since"])
+
+
+def parse_counter(row: Mapping[str, Any]) -> CounterRow:
+    return CounterRow(_owner_of(row), row["Device"], row.get("Vendor"), row["Alive"], _counts(row))
+
+
+def _counts(row: Mapping[str, Any]) -> CountsRow:
+    return CountsRow(row["Calls"], row["Errors"], row["WaitNs"], row["Since"])
+
+
+def _owner_of(row: Mapping[str, Any]) -> Owner:
+    names = ("Namespace", "Pod", "Container", "PodUid", "ContainerId", "Unit")
+    return Owner(OwnerKind(row["Kind"]), *(row.get(name, "") for name in names))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that D-Bus can be served for: a View that tests change, and a record of what was asked of it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from kubenpu.api import dbus as api
+from kubenpu.exporters.dbus_connection import decode, message_bytes
+from kubenpu.exporters.dbus_next_parts import Message
+from kubenpu.exporters.dbus_objects import Picture
+from kubenpu.model.device import Device, Node, Visibility
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.view import DeviceUsage, Usage, View
+
+IGPU, NPU = "0000:00:02.0", "npu.0"
+GPU_PATH, NPU_PATH = "/io/kubenpu/device/0000_3a00_3a02_2e0", "/io/kubenpu/device/npu_2e0"
+VISIBILITY = {"i915": Visibility.ALWAYS, "doorbell": Visibility.NEVER}
+POD = Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1", container_id="c1")
+HOST = Owner(OwnerKind.HOST, unit="ssh.service")
+LOST = Owner(OwnerKind.UNKNOWN, pod_uid="u9", container_id="c9")
+
+
+def counts(*calls: int, wait_ns: int = 0) -> Counts:
+    calls = calls + (0,) * (7 - len(calls))
+    return Counts(calls, tuple(n // 10 for n in calls), wait_ns)
+
+
+VIEW = View(
+    version="1.2.3",
+    node="node-1",
+    simulated=False,
+    counting_since=1700000000.25,
+    devices=(
+        Device(IGPU, "drm", "i915", "i915", "8086:5917", 0, (Node("dri/card1", 226, 1),), "/sys/x"),
+        Device(NPU, "accel", None, None, None, None, (), "/sys/y"),
+    ),
+    usage=(
+        Usage(HOST, NPU, "doorbell", counts(0, 0, 0, 0, 0, 0, 12), 1700000200.0, False),
+        Usage(POD, IGPU, "i915", counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000), 1700000100.5, True),
+        Usage(POD, NPU, "doorbell", counts(0, 5), 1700000101.5, True),
+        Usage(LOST, IGPU, "i915", counts(3), 1700000300.0, True),
+    ),
+    device_usage=(DeviceUsage(IGPU, "i915", counts(140, 21, 0, 0, 7), ZERO, {}, 0, 1700000000.25),),
+    hooks=(HookStatus("drm_ioctl", "fentry", "", 5),),
+    sources=(),
+    dropped={},
+    slots_used=4,
+    slots_max=8192,
+    index_rebuilds=1,
+)
+OFF = replace(VIEW, hooks=(HookStatus("drm_ioctl", "off", "no drm", 5),), counting_since=None)
+
+
+def many(number: int) -> View:
+    """A View with so many workloads of one container on one device."""
+    usage = tuple(
+        Usage(
+            Owner(OwnerKind.POD, f"team-{i // 1000:03}", f"worker-{i:05}", "main", f"{i:036}", f"{i:064}"),
+            IGPU,
+            "i915",
+            counts(i, i, i, i, i, i, i),
+            1700000000.0,
+            True,
+        )
+        for i in range(number)
+    )
+    return replace(VIEW, usage=usage)
+
+
+def picture(view: View = VIEW) -> Picture:
+    return Picture(view, frozenset({"i915"}))
+
+
+def call(member: str, signature: str = "", *body: object, path: str = api.PATH, interface: str = api.NODE.name) -> Any:
+    message = Message("io.kubenpu", path, interface, member, serial=9, signature=signature, body=list(body))
+    arrived = over_the_wire(message)
+    arrived.sender = ":1.7"  # the bus puts it in
+    return arrived
+
+
+def over_the_wire(message: Any) -> Any:
+    message.serial = message.serial or 1
+    data = bytes(message._marshall())
+    assert message_bytes(data[:16]) == len(data)
+    return decode(data)
+
+
+class FakeNode:
+    """`view_count` is how often it was asked for a View, `notes` what it was told of the bus."""
+
+    def __init__(self, view: View = VIEW) -> None:
+        self.shown = view
+        self.view_count = 0
+        self.reloads = 0
+        self.trouble = ""
+        self.notes: list[str] = []
+        self.hold: threading.Event | None = None
+
+    def view(self) -> View:
+        self.view_count += 1
+        if self.hold is not None:
+            assert self.hold.wait(20)
+        return self.shown
+
+    def visibility(self, vendor: str | None) -> Visibility | None:
+        return VISIBILITY.get(vendor or "")
+
+    async def reload(self) -> None:
+        self.reloads += 1
+        if self.trouble:
+            raise SourceError(self.trouble)
+
+    def note_source(self, source: str, reason: str, seconds: float) -> None:
+        assert source == "dbus"
+        assert seconds >= 0
+        self.notes.append(reason)

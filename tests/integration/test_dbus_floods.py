@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What floods, silence and oversized calls over D-Bus do to kubenpud and to other callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kubenpu.api import dbus as api
+from kubenpu.exporters.dbus_client import NodeClient
+from kubenpu.exporters.dbus_connection import MAX_BACKLOG_BYTES, CallError, Connection, connected
+from kubenpu.exporters.dbus_next_parts import MessageFlag, Variant
+from kubenpu.model.device import Device
+from tests.fakes.dbus_node import VIEW, FakeNode, many
+from tests.fakes.private_bus import (
+    DEADLINE_S,
+    PrivateBus,
+    Serving,
+    eventually,
+    method,
+    subscribe,
+    with_connection,
+)
+
+
+def test_a_subscriber_that_never_reads_harms_nobody(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    """More than a socket takes is on its way to it; others are served and hear everything."""
+    devices = tuple(Device(f"dev-{i}", "drm", "x" * 400, None, None, None, (), "") for i in range(127))
+
+    def devices_now() -> int:
+        with NodeClient(bus.address) as client:
+            return len(client.devices())
+
+    async def work(deaf: Connection) -> None:
+        await subscribe(deaf)
+        deaf.reading.cancel()
+        async with connected(bus.address, 64 << 20) as other:
+            heard = await subscribe(other)
+            for number in range(20):
+                before = len(heard)
+                node.shown = replace(VIEW, devices=tuple(replace(d, driver=f"{number}{d.driver}") for d in devices))
+                served.changed()
+                while len(heard) < before + 127:
+                    await asyncio.wait([other.reading], timeout=0.01)
+                assert await asyncio.to_thread(devices_now) == 127
+
+    with_connection(bus, work)
+    (session,) = served.sessions
+    assert not session.dropped
+
+
+def test_a_bus_that_takes_nothing_makes_us_drop(
+    bus: PrivateBus, served: Serving, node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = tuple(Device(f"dev-{i}", "drm", "x" * 400, None, None, None, (), "") for i in range(127))
+    node.shown = replace(VIEW, devices=devices)
+    bus.freeze(True)
+    for number in range(40):
+        asked = node.view_count
+        node.shown = replace(VIEW, devices=tuple(replace(d, driver=f"{number}{d.driver}") for d in devices))
+        served.changed()
+        eventually(lambda: node.view_count > asked)  # noqa: B023 - evaluated in this round
+    (session,) = served.sessions
+    assert session.dropped
+    assert session.connection.waiting_bytes < 2 * MAX_BACKLOG_BYTES
+    bus.freeze(False)
+    with NodeClient(bus.address) as client:
+        assert len(client.devices()) == 127
+    node.shown = VIEW
+    with caplog.at_level(logging.WARNING):
+        served.changed()
+        eventually(lambda: "messages were dropped" in caplog.text)
+    assert not session.dropped
+
+
+def test_a_flood_of_calls_is_refused_and_others_are_served(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    node.shown = many(500)
+    page = ("GetCounters", "a{sv}uu", [{}, 0, 500])
+
+    async def work(connection: Connection) -> tuple[list[Any], list[Any]]:
+        flood = [asyncio.create_task(connection.call(method(*page), DEADLINE_S)) for _ in range(300)]
+        async with connected(bus.address, 64 << 20) as other:
+            devices = await other.call(method("ListDevices"), DEADLINE_S)
+        return devices, await asyncio.gather(*flood, return_exceptions=True)
+
+    devices, answers = with_connection(bus, work)
+    assert len(devices[0]) == 2
+    refused = [answer for answer in answers if isinstance(answer, CallError)]
+    assert {answer.name for answer in refused} == {api.LIMITS_EXCEEDED}
+    assert 0 < len(refused) < 300
+    assert all(len(answer[0]) == 500 for answer in answers if not isinstance(answer, CallError))
+
+
+def test_too_large_a_call_is_not_read(bus: PrivateBus, served: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(connection: Connection) -> list[Any]:
+        large = method("GetCounters", "a{sv}uu", [{"Pod": Variant("s", "x" * 1_000_000)}, 0, 1])
+        with pytest.raises(CallError, match="does not answer"):
+            await connection.call(large, 0.5)
+        return await connection.call(method("ListDevices"))
+
+    with caplog.at_level(logging.DEBUG):
+        assert len(with_connection(bus, work)[0]) == 2
+    assert "is skipped" in caplog.text
+
+
+def test_nobody_is_answered_who_wants_no_answer(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    async def work(connection: Connection) -> None:
+        before = node.view_count
+        silent = method("GetCounters", "a{sv}uu", [{}, 0, 1], flags=MessageFlag.NO_REPLY_EXPECTED)
+        for _ in range(100):
+            await connection.send(connection.encode(silent))
+        await connection.call(method("ListDevices"))
+        assert node.view_count <= before + 1
+
+    with_connection(bus, work)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus interface without a bus: golden XML, answers, pages, hostile names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubenpu.api import dbus as api
+from kubenpu.exporters.dbus_calls import Answers, find_action, signal_message
+from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_workload
+from kubenpu.exporters.dbus_connection import (
+    from_wire,
+)
+from kubenpu.exporters.dbus_next_parts import Message, MessageType, Variant
+from kubenpu.exporters.dbus_objects import announce_all, find_workloads, plan_signals
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.view import Usage, View
+from tests.fakes.dbus_node import (
+    GPU_PATH,
+    IGPU,
+    NPU,
+    NPU_PATH,
+    OFF,
+    VIEW,
+    call,
+    counts,
+    many,
+    over_the_wire,
+    picture,
+)
+
+NO_FILTER: Mapping[str, object] = {}
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def ask(
+    member: str,
+    signature: str = "",
+    *body: object,
+    view: View = VIEW,
+    path: str = api.PATH,
+    interface: str = api.NODE.name,
+) -> Any:
+    """The reply as the caller gets it: its plain values, or the name of the error."""
+    asked = call(member, signature, *body, path=path, interface=interface)
+    reply = over_the_wire(Answers(lambda: picture(view)).answer(asked))
+    assert (reply.destination, reply.reply_serial) == (":1.7", 9)
+    return reply.error_name if reply.message_type is MessageType.ERROR else from_wire(reply.body)
+
+
+def page(wanted: Mapping[str, object] = NO_FILTER, offset: int = 0, limit: int = 0, view: View = VIEW) -> Any:
+    given = {name: Variant("b" if isinstance(value, bool) else "s", value) for name, value in wanted.items()}
+    return ask("GetCounters", "a{sv}uu", given, offset, limit, view=view)
+
+
+# ---- what it is ----
+
+
+@pytest.mark.parametrize(("name", "path"), [("dbus-node.xml", api.PATH), ("dbus-device.xml", GPU_PATH)])
+def test_golden_introspection(name: str, path: str) -> None:
+    (text,) = ask("Introspect", path=path, interface=api.INTROSPECTABLE.name)
+    if "KUBENPU_UPDATE_GOLDEN" in os.environ:
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
+
+
+def test_names_are_distinct() -> None:
+    for interface in (*api.OF_NODE, api.DEVICE):
+        names = [method.name for method in interface.methods]
+        names += [value.name for value in interface.properties]
+        names += [signal.name for signal in interface.signals]
+        assert len(names) == len(set(names))
+
+
+def test_every_declared_method_is_answered() -> None:
+    for interface in {*api.OF_NODE, *api.OF_DEVICE}:
+        for method in interface.methods:
+            assert method.action or f"{interface.name}.{method.name}" in Answers(picture)._handlers
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("0000:00:02.0", "0000_3a00_3a02_2e0"), ("vgem", "vgem"), ("a_b", "a_5fb"), ("é\udcff", "_c3_a9_ff"), ("", "_00")],
+)
+def test_device_paths(address: str, name: str) -> None:
+    assert api.device_path(address) == f"/io/kubenpu/device/{name}"
+
+
+@given(st.binary(), st.binary())
+def test_any_address_has_a_path_of_its_own(one: bytes, other: bytes) -> None:
+    paths = [api.device_path(name.decode(errors="surrogateescape")) for name in (one, other)]
+    assert all(Message.new_signal(path, api.NODE.name, "X") for path in paths)
+    assert (paths[0] == paths[1]) == ((one or b"\0") == (other or b"\0"))
+
+
+# ---- answers ----
+
+
+def test_devices() -> None:
+    gpu, npu = ask("ListDevices")[0]
+    assert gpu["Nodes"] == [["dri/card1", 226, 1]]
+    assert gpu["Counters"]["Calls"]["submit"] == 140
+    assert npu == {"Address": NPU, "Nodes": []}
+    assert parse_device(gpu).counts is not None
+    assert parse_device(npu).pci_id is None
+
+
+def test_workloads_are_listed_once() -> None:
+    (rows,) = ask("ListWorkloads")
+    assert [parse_workload(row) for row in rows] == [
+        api.Workload(w.owner, w.alive, w.devices, int(w.since)) for w in find_workloads(VIEW)
+    ]
+    assert rows[1]["Devices"] == [IGPU, NPU]
+    assert "Unit" not in rows[1]
+
+
+def test_workloads_above_the_limit_are_refused() -> None:
+    assert len(ask("ListWorkloads", view=many(api.MAX_WORKLOADS))[0]) == api.MAX_WORKLOADS
+    assert ask("ListWorkloads", view=many(api.MAX_WORKLOADS + 1)) == api.LIMITS_EXCEEDED
+
+
+def test_counters() -> None:
+    rows, total = page()
+    assert total == 4
+    parsed = [parse_counter(row) for row in rows]
+    assert [(row.owner, row.device, row.alive) for row in parsed] == [(u.owner, u.device, u.alive) for u in VIEW.usage]
+    assert parsed[1].counts.calls == {
+        "submit": 100,
+        "alloc": 20,
+        "free": 0,
+        "map": 0,
+        "wait": 7,
+        "context": 0,
+        "other": 0,
+    }
+    assert parsed[1].counts.errors["submit"] == 10
+    assert "submit" not in {*parsed[2].counts.calls, *parsed[2].counts.errors}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"Pod": "web-0"}, [1, 2]),
+        ({"Pod": "web-0", "Device": NPU}, [2]),
+        ({"Pod": ""}, [0, 3]),
+        ({"Kind": "unknown"}, [3]),
+        ({"Alive": False}, [0]),
+        ({"Vendor": "doorbell"}, [0, 2]),
+        ({"Namespace": "sho"}, []),
+    ],
+)
+def test_filter(wanted: dict[str, object], found: list[int]) -> None:
+    rows, total = page(wanted)
+    assert [parse_counter(row).owner for row in rows] == [VIEW.usage[i].owner for i in found]
+    assert total == len(found)
+
+
+@pytest.mark.parametrize("wanted", [{"pod": "x"}, {"Calls": "x"}, {"Pod": True}, {"Alive": "true"}])
+def test_filter_refuses(wanted: dict[str, object]) -> None:
+    assert page(wanted) == api.INVALID_ARGS
+
+
+def test_pages_are_bounded_and_whole() -> None:
+    view = many(1234)
+    owners = [usage.owner for usage in view.usage]
+    rows: list[Any] = []
+    while len(rows) < 1234:
+        found, total = page({}, len(rows), 10_000, view)
+        assert total == 1234
+        assert len(found) == min(api.MAX_ROWS, 1234 - len(rows))
+        rows += found
+    assert [parse_counter(row).owner for row in rows] == owners
+    assert len(page({}, 0, 7, view)[0]) == 7
+    assert page({}, 1234, 7, view) == page({}, 2**32 - 1, 0, view) == [[], 1234]
+
+
+def test_nothing_is_counted_while_no_hook_is_up() -> None:
+    assert page(view=OFF) == [[], 0]
+    assert all("Counters" not in device for device in ask("ListDevices", view=OFF)[0])
+    (values,) = ask("GetAll", "s", api.NODE.name, interface=api.PROPERTIES.name, view=OFF)
+    assert "CountingSince" not in values
+    assert parse_node(values).counting_since is None
+
+
+def test_properties() -> None:
+    def get(name: str, path: str = api.PATH, of: str = api.NODE.name) -> Any:
+        return ask("Get", "ss", of, name, path=path, interface=api.PROPERTIES.name)
+
+    assert get("Version") == ["1.2.3"]
+    assert get("Simulated") == [False]
+    assert get("CountingSince") == [1700000000]
+    assert get("NumaNode", GPU_PATH, api.DEVICE.name) == [0]
+    assert get("NumaNode", NPU_PATH, api.DEVICE.name) == api.ABSENT
+    assert get("Nonsense") == api.UNKNOWN_PROPERTY
+    assert get("Version", GPU_PATH) == api.UNKNOWN_INTERFACE
+    (values,) = ask("GetAll", "s", api.PEER.name, interface=api.PROPERTIES.name)
+    assert values == {}
+
+
+def test_properties_cannot_be_set() -> None:
+    value = Variant("s", "x")
+    for name, error in (("Version", api.READ_ONLY), ("Nonsense", api.UNKNOWN_PROPERTY)):
+        assert ask("Set", "ssv", api.NODE.name, name, value, interface=api.PROPERTIES.name) == error
+
+
+@pytest.mark.parametrize(
+    ("member", "signature", "body", "where", "error"),
+    [
+        ("ListDevices", "s", ["x"], {}, api.INVALID_ARGS),
+        ("GetCounters", "", [], {}, api.INVALID_ARGS),
+        ("GetUsage", "", [], {}, api.UNKNOWN_METHOD),
+        ("ListDevices", "", [], {"path": GPU_PATH}, api.UNKNOWN_INTERFACE),
+        ("ListDevices", "", [], {"path": api.DEVICES_PATH + "/nothing"}, api.UNKNOWN_OBJECT),
+        ("ListDevices", "", [], {"path": "/io/kubenpu/devic"}, api.UNKNOWN_OBJECT),
+        ("Introspect", "", [], {"interface": "io.kubenpu.Node2"}, api.UNKNOWN_INTERFACE),
+    ],
+)
+def test_errors(member: str, signature: str, body: list[object], where: dict[str, Any], error: str) -> None:
+    assert ask(member, signature, *body, **where) == error
+
+
+def test_a_call_without_an_interface_is_found() -> None:
+    message = over_the_wire(Message("io.kubenpu", api.PATH, None, "ListDevices", serial=9))
+    assert Answers(picture).answer(message).message_type is MessageType.METHOD_RETURN
+
+
+@pytest.mark.parametrize("path", ["/", "/io", api.PATH, api.DEVICES_PATH])
+def test_tree_is_connected(path: str) -> None:
+    (text,) = ask("Introspect", path=path, interface=api.INTROSPECTABLE.name)
+    below = "/".join([path.rstrip("/"), *(text.partition('<node name="')[2].partition('"')[:1])])
+    assert ask("Ping", path=below, interface=api.PEER.name) == []
+
+
+def test_reload_is_not_answered_without_asking() -> None:
+    reload = find_action(call("Reload"))
+    assert reload is not None
+    assert reload.action == "io.kubenpu.reload"
+    assert find_action(call("ListDevices")) is None
+    assert find_action(call("Reload", path=GPU_PATH)) is None
+    assert find_action(call("Reload", interface="io.kubenpu.Other")) is None
+    with pytest.raises(KeyError):
+        Answers(picture).answer(call("Reload"))
+
+
+# ---- hostile names ----
+
+HOSTILE = ["\0", "a\0b", "\udcff", "\ud800", "\x1b[31m", "\n", '"', "x" * 4096, "\ufffe", "\U0010ffff"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_hostile_names_are_shown_and_harmless(text: str) -> None:
+    usage = Usage(Owner(OwnerKind.POD, text, text, text, text, text), IGPU, "i915", counts(1), 1.0, True)
+    view = dataclasses.replace(VIEW, node=text, usage=(usage, *VIEW.usage))
+    (row, *others), _ = page(view=view)
+    assert len(others) == len(VIEW.usage)
+    assert row["Pod"].isprintable()
+    assert 0 < len(row["Pod"]) <= 512
+    assert ask("ListWorkloads", view=view)[0][0]["Namespace"] == row["Namespace"]
+    emissions, _ = plan_signals(announce_all(picture()), picture(view))
+    assert {over_the_wire(signal_message(each)).member for each in emissions} == {"PropertiesChanged", "WorkloadSeen"}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(st.characters(codec=None), max_size=20))
+def test_any_text_goes_over_the_wire(text: str) -> None:
+    owner = Owner(OwnerKind.HOST, unit=text)
+    view = dataclasses.replace(VIEW, usage=(Usage(owner, text, text, counts(1), 1.0, True),))
+    ((row,), total) = page(view=view)
+    assert total == 1
+    assert (row.get("Unit", "") == "") == (text == "")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from the bus: addresses, messages of strangers, signatures, calls that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubenpu.exporters import dbus
+from kubenpu.exporters.dbus_connection import (
+    MAX_SIGNATURES,
+    SYSTEM_BUS,
+    decode,
+    message_bytes,
+    parse_address,
+    system_bus_address,
+)
+from kubenpu.exporters.dbus_next_parts import Message, SignatureTree, Variant
+from kubenpu.model.errors import SourceError
+from tests.fakes.dbus_node import (
+    call,
+)
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_address("unix:path=/run/a%20b,guid=12") == "/run/a b"
+    assert parse_address("tcp:host=x;unix:abstract=y") == "\0y"
+    for wrong in ("", "unix:", "unix:path=", "tcp:host=x", "path=/run/x"):
+        with pytest.raises(SourceError):
+            parse_address(wrong)
+    monkeypatch.delenv("DBUS_SYSTEM_BUS_ADDRESS", raising=False)
+    assert system_bus_address() == SYSTEM_BUS
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/x")
+    assert system_bus_address() == "unix:path=/x"
+
+
+def test_big_endian_lengths_too() -> None:
+    head = struct.pack(">4sIII", b"B\1\0\1", 8, 1, 9)
+    assert message_bytes(head) == 16 + 16 + 8
+    with pytest.raises(SourceError):
+        message_bytes(b"HTTP/1.1 400 Bad")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_message_can_hurt(data: st.DataObject) -> None:
+    """Bytes of a good message are changed; what comes out is a message or nothing."""
+    good = bytearray(call("GetCounters", "a{sv}uu", {"Pod": Variant("s", "x")}, 0, 1)._marshall())
+    for _ in range(data.draw(st.integers(1, 4))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    found = decode(bytes(good))
+    assert found is None or isinstance(found, Message)
+
+
+def test_signatures_of_strangers_are_forgotten() -> None:
+    for number in range(3 * MAX_SIGNATURES):
+        signature = "".join("sybn"[number >> 2 * i & 3] for i in range(8))
+        values = {"s": "", "y": 0, "b": False, "n": 0}
+        assert decode(bytes(call("X", signature, *(values[token] for token in signature))._marshall())) is not None
+    assert len(SignatureTree._cache) <= MAX_SIGNATURES + 4
+
+
+def test_inbox_is_bounded_for_one_and_for_all() -> None:
+    async def main() -> None:
+        inbox = dbus.Inbox()
+        calls = [Message("a.b", "/", "a.b", "M", sender=f":1.{i // 20}") for i in range(20 * 20)]
+        taken = [message for message in calls if inbox.put(message)]
+        assert len(taken) == dbus.MAX_WAITING
+        assert sum(message.sender == ":1.0" for message in taken) == dbus.MAX_WAITING_OF_ONE
+        assert [await inbox.get() for _ in taken] == taken
+        assert inbox.put(calls[0])
+
+    asyncio.run(main())

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import grpc
 
-from kubenpu.identity import cri_pb2
 from kubenpu.identity.names import CONTAINER_MAX, NAMESPACE_MAX, POD_MAX, clean_name
+from kubenpu.identity.wire import Message, nested, read_message, read_text, text_map, write_bytes, write_text
 from kubenpu.model.errors import SourceError
 
 KNOWN_SOCKETS = tuple(
@@ -95,12 +95,8 @@ class ContainerInfo:
     pod_uid: str
 
 
-class _Request(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
-
-
-_Answer = TypeVar("_Answer")
-_Method = Callable[[_Request, float], _Answer]
+_Found = TypeVar("_Found")
+_Method = Callable[[bytes, float], Message]
 Clock = Callable[[], float]
 
 
@@ -118,83 +114,71 @@ class CriClient:
         self._channel = grpc.insecure_channel(f"unix:{quote(str(socket.absolute()))}", options=_OPTIONS)
         self._failures = 0
         self._asleep_until = 0.0
-        self._version = self._method("Version", cri_pb2.VersionResponse.FromString)
-        self._container = self._method("ContainerStatus", cri_pb2.ContainerStatusResponse.FromString)
-        self._sandbox = self._method("PodSandboxStatus", cri_pb2.PodSandboxStatusResponse.FromString)
-        self._sandboxes = self._method("ListPodSandbox", cri_pb2.ListPodSandboxResponse.FromString)
+        self._version = self._method("Version")
+        self._container = self._method("ContainerStatus")
+        self._sandbox = self._method("PodSandboxStatus")
+        self._sandboxes = self._method("ListPodSandbox")
 
     @property
     def name(self) -> str:
         return str(self.socket)
 
     def version(self, timeout_s: float | None = None) -> RuntimeVersion:
-        answer = self._call(self._version, cri_pb2.VersionRequest(), timeout_s)
-        if answer is None:
+        found = self._call(self._version, b"", _to_version, timeout_s)
+        if found is None:
             raise SourceError(
                 f"{self.socket} does not speak CRI v1",
                 "name the socket that the kubelet uses, or switch on the CRI plug-in of the runtime",
             )
-        return RuntimeVersion(clean_name(answer.runtime_name, 63), clean_name(answer.runtime_version, 63))
+        return found
 
     def container(self, container_id: str, timeout_s: float | None = None) -> ContainerInfo | None:
         """The container with this full id; None when this runtime has none (not yet, no longer, or it is a sandbox)."""
-        request = cri_pb2.ContainerStatusRequest(container_id=container_id)
-        answer = self._call(self._container, request, timeout_s)
-        if answer is None or answer.status.id != container_id:
-            return None
-        labels = answer.status.labels
-        name = labels.get(CONTAINER_NAME_LABEL, "")
-        return ContainerInfo(
-            id=container_id,
-            name="" if name == _SANDBOX_CONTAINER_NAME else clean_name(name, CONTAINER_MAX),
-            namespace=clean_name(labels.get(POD_NAMESPACE_LABEL, ""), NAMESPACE_MAX),
-            pod=clean_name(labels.get(POD_NAME_LABEL, ""), POD_MAX),
-            pod_uid=clean_name(labels.get(POD_UID_LABEL, ""), POD_MAX),
-        )
+        found = self._call(self._container, write_text(1, container_id), _to_container, timeout_s)
+        return found if found is not None and found.id == container_id else None
 
     def sandbox(self, sandbox_id: str, timeout_s: float | None = None) -> SandboxInfo | None:
         """The pod sandbox with this full id, None when this runtime has none."""
-        request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id)
-        answer = self._call(self._sandbox, request, timeout_s)
-        if answer is None or answer.status.id != sandbox_id:
-            return None
-        return _to_sandbox(sandbox_id, answer.status.labels, answer.status.metadata)
+        found = self._call(self._sandbox, write_text(1, sandbox_id), lambda m: _to_sandbox(nested(m, 1), 7), timeout_s)
+        return found if found is not None and found.id == sandbox_id else None
 
     def sandbox_of_pod(self, pod_uid: str, timeout_s: float | None = None) -> SandboxInfo | None:
         """A sandbox of the pod with this UID (all its sandboxes have the same names), None when there is none."""
-        selector = cri_pb2.PodSandboxFilter(label_selector={POD_UID_LABEL: pod_uid})
-        answer = self._call(self._sandboxes, cri_pb2.ListPodSandboxRequest(filter=selector), timeout_s)
-        items = answer.items if answer is not None else ()
-        found = (_to_sandbox(item.id, item.labels, item.metadata) for item in items)
-        return next((sandbox for sandbox in found if sandbox.pod_uid == pod_uid), None)
+        selector = write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, pod_uid))
+        found = self._call(self._sandboxes, write_bytes(1, selector), _to_sandboxes, timeout_s)
+        return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
 
     def close(self) -> None:
         self._channel.close()
 
-    def _method(self, name: str, decode: Callable[[bytes], _Answer]) -> _Method[_Answer]:
-        call = self._channel.unary_unary(_SERVICE + name, request_serializer=_serialize, response_deserializer=decode)
+    def _method(self, name: str) -> _Method:
+        call = self._channel.unary_unary(_SERVICE + name, response_deserializer=read_message)
 
-        def ask(request: _Request, timeout_s: float) -> _Answer:
-            answer: _Answer = call(request, timeout=timeout_s)
+        def ask(request: bytes, timeout_s: float) -> Message:
+            answer: Message = call(request, timeout=timeout_s)
             return answer
 
         return ask
 
-    def _call(self, method: _Method[_Answer], request: _Request, timeout_s: float | None) -> _Answer | None:
-        """The answer, or None when the runtime says that it has no such thing (or no such method)."""
+    def _call(
+        self, method: _Method, request: bytes, read: Callable[[Message], _Found], timeout_s: float | None
+    ) -> _Found | None:
+        """What `read` makes of the answer, None when the runtime says that it has no such thing (or no such method)."""
         wait_s = self._asleep_until - self._clock()
         if wait_s > 0:
             raise SourceError(f"{self.socket} gave no answer lately and is asked again in {wait_s:.1f} s")
         try:
-            answer = method(request, self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
+            found = read(method(request, self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)))
         except grpc.RpcError as error:
             code, text = error.code(), clean_name(error.details() or "", 200)
             if _says_absent(code, text):
                 self._answered()
                 return None
             raise self._failed(code, text) from error
+        except ValueError as error:
+            raise self._failed(grpc.StatusCode.INTERNAL, str(error)) from error
         self._answered()
-        return answer
+        return found
 
     def _answered(self) -> None:
         self._failures = 0
@@ -274,10 +258,6 @@ def backoff_s(failures: int) -> float:
     return float(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**doublings))
 
 
-def _serialize(request: _Request) -> bytes:
-    return request.SerializeToString()
-
-
 def _says_absent(code: grpc.StatusCode, text: str) -> bool:
     """Whether an error means "I have no such thing": UNIMPLEMENTED is a runtime without CRI, so it has no pods."""
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
@@ -286,10 +266,33 @@ def _says_absent(code: grpc.StatusCode, text: str) -> bool:
     return code is grpc.StatusCode.UNKNOWN and any(phrase in text.lower() for phrase in _ABSENT_TEXTS)
 
 
-def _to_sandbox(sandbox_id: str, labels: Mapping[str, str], metadata: cri_pb2.PodSandboxMetadata) -> SandboxInfo:
+def _to_version(answer: Message) -> RuntimeVersion:
+    return RuntimeVersion(clean_name(read_text(answer, 2), 63), clean_name(read_text(answer, 3), 63))
+
+
+def _to_container(answer: Message) -> ContainerInfo:
+    status = nested(answer, 1)
+    labels = text_map(status, 12)
+    name = labels.get(CONTAINER_NAME_LABEL, "")
+    return ContainerInfo(
+        id=read_text(status, 1),
+        name="" if name == _SANDBOX_CONTAINER_NAME else clean_name(name, CONTAINER_MAX),
+        namespace=clean_name(labels.get(POD_NAMESPACE_LABEL, ""), NAMESPACE_MAX),
+        pod=clean_name(labels.get(POD_NAME_LABEL, ""), POD_MAX),
+        pod_uid=clean_name(labels.get(POD_UID_LABEL, ""), POD_MAX),
+    )
+
+
+def _to_sandboxes(answer: Message) -> list[SandboxInfo]:
+    return [_to_sandbox(read_message(item), 5) for item in answer.get(1, ())]
+
+
+def _to_sandbox(sandbox: Message, labels: int) -> SandboxInfo:
+    """PodSandbox and PodSandboxStatus are alike but for the number of their labels."""
+    known, metadata = text_map(sandbox, labels), nested(sandbox, 2)
     return SandboxInfo(
-        id=sandbox_id,
-        namespace=clean_name(labels.get(POD_NAMESPACE_LABEL) or metadata.namespace, NAMESPACE_MAX),
-        pod=clean_name(labels.get(POD_NAME_LABEL) or metadata.name, POD_MAX),
-        pod_uid=clean_name(labels.get(POD_UID_LABEL) or metadata.uid, POD_MAX),
+        id=read_text(sandbox, 1),
+        namespace=clean_name(known.get(POD_NAMESPACE_LABEL) or read_text(metadata, 3), NAMESPACE_MAX),
+        pod=clean_name(known.get(POD_NAME_LABEL) or read_text(metadata, 1), POD_MAX),
+        pod_uid=clean_name(known.get(POD_UID_LABEL) or read_text(metadata, 2), POD_MAX),
     )

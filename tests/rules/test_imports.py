@@ -28,7 +28,7 @@ PACKAGES = {
     "ledger": May(("model",)),
     "kernel": May(("model",)),
     "devices": May(("model",), ("pyudev",)),
-    "identity": May(("model",), ("google.protobuf", "grpc")),
+    "identity": May(("model",), ("grpc",)),
     "api": May(("model",)),
     "exporters": May(("model", "api"), ("bcrypt", "dbus_next", "prometheus_client", "yaml")),
     "cli": May(

@@ -122,8 +122,10 @@ def test_every_mechanism_counts_the_same(virtio: DrmDevice, mechanism: str) -> N
     assert grown == service.by_kind(done.calls, VIRTIO_KINDS)
     host = {"unit": "kubenpu-job.service", "device": virtio.address}
     wait.until("its unit", lambda: service.counted("kubenpu_host_ioctl_total", **host), 10)
-    assert service.counted("kubenpu_host_ioctl_errors_total", **host) == service.by_kind(done.error, VIRTIO_KINDS)
-    assert not {k: v for k, v in service.dropped().items() if v}
+    errors = sum(service.counted("kubenpu_host_ioctl_errors_total", **host).values())
+    assert 0 <= done.total_errors - errors <= service.dropped()["exit_missed"]
+    # Before 6.14 the return side of a kprobe has few places; what it misses is declared, only errors can be missing.
+    assert not {k: v for k, v in service.dropped().items() if v and k != "exit_missed"}
     service.probe("unload")
     service.probe("load")
     assert service.mechanism() == service.BEST_MECHANISM

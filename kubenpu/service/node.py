@@ -286,7 +286,8 @@ class Node:
             return (HookStatus(HOOK, OFF, "kubenpu-probe has not run since boot", 0),), None
         store = self._store
         if store is None or not store.hook_attached():
-            gone = "its pins were removed"
+            unopened = store is None and self._pin_identity() is not None
+            gone = "kubenpud cannot use its counters" if unopened else "its pins were removed"
             hooks = tuple(h if h.mechanism == OFF else HookStatus(h.hook, OFF, gone, h.since_ns) for h in hooks)
         since = min((h.since_ns for h in hooks if h.mechanism != OFF), default=None)
         return hooks, None if since is None else since / 1e9 + self._ledger.boot_unix_s

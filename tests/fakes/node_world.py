@@ -26,6 +26,7 @@ from kubenpu.model.sample import (
     HookStatus,
     KernelSample,
 )
+from kubenpu.model.view import View
 from kubenpu.service.node import Node
 
 UID, ID = "11111111-2222-3333-4444-555555555555", "a" * 64
@@ -186,3 +187,13 @@ class World:
         if path is not None:
             self.store.records[cgroup_id] = CgroupRecord(cgroup_id, path, truncated, 10**9)
         return cell
+
+
+def owners(view: View) -> list[Owner]:
+    return [usage.owner for usage in view.usage]
+
+
+def source(node: Node, name: str) -> tuple[bool, str]:
+    """Whether a source is up, and why not."""
+    (found,) = (s for s in node.view().sources if s.source == name)
+    return found.up, found.reason

@@ -19,7 +19,7 @@ from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
 from kubenpu.model.view import View
 from kubenpu.service import node as service_node
 from kubenpu.service.node import NAMES_NAME, Node
-from tests.fakes.node_world import CLAIM, CONFIRMED, FENTRY, POD, POD_PATH, World
+from tests.fakes.node_world import CLAIM, CONFIRMED, FENTRY, POD, POD_PATH, World, owners, source
 from tests.fakes.sim_plan import DEVICES, IGPU
 from tests.fakes.sim_sysfs import write_sysfs
 
@@ -42,15 +42,6 @@ def node(world: World) -> Node:
     started = world.start()
     started.open()
     return started
-
-
-def owners(view: View) -> list[Owner]:
-    return [usage.owner for usage in view.usage]
-
-
-def source(node: Node, name: str) -> tuple[bool, str]:
-    (found,) = (s for s in node.view().sources if s.source == name)
-    return found.up, found.reason
 
 
 # ---- whose it is ----
@@ -227,6 +218,15 @@ def test_names_survive_a_restart(world: World, node: Node) -> None:
     assert again.resolve() is None
     assert owners(again.view()) == [POD]
     assert world.resolver.asked == []
+
+
+def test_a_second_kubenpud_leaves_the_counters_alone_and_says_so(world: World, node: Node) -> None:
+    second = world.start()
+    up, reason = source(second, "counters")
+    assert not up
+    assert "another kubenpud" in reason
+    assert "drm_ioctl off (kubenpud cannot use its counters)" in second.summary()
+    assert source(node, "counters") == (True, "")
 
 
 def test_a_damaged_file_of_names_is_reported_and_replaced(world: World) -> None:

@@ -19,7 +19,7 @@ BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Wer
 BPF_HEADERS := $(wildcard bpf/*.h)
 BPF_OBJECTS := $(MACHINES:%=build/bpf/%/drm_ioctl.bpf.o)
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
-PROTO := kubenpu/identity/cri_pb2.py
+PROTO := tests/fakes/cri_pb2.py
 SIM := build/sim/sim_workload
 
 # Debian packages: what `make check` needs; what building and running here, the integration tests, the guests need too
@@ -130,7 +130,7 @@ bpffs:
 run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
 	$(PY) -m tests.fakes.simulated_node
 
-install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o proto  ## the product, below DESTDIR
+install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o  ## the product, below DESTDIR
 	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)

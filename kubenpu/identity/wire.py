@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protobuf wire format, as far as CRI answers need it: strings, maps of strings and nested messages by number.
 
-Pure. The protobuf library would add 5 MiB to kubenpud for four small messages; the tests compare every message of
-cri.proto with it. Numbers and other wire types are skipped; what is malformed is a ValueError.
+Pure. The protobuf library would add 5 MiB to kubenpud for four small messages; the tests compare both with each other.
+Numbers and other wire types are skipped; what is malformed is a ValueError.
 """
 
 from __future__ import annotations

@@ -149,14 +149,22 @@ def detach(pins: Pins) -> None:
         _mark(pins, name).unlink(missing_ok=True)
 
 
+def drop_incomplete(pins: Pins) -> list[str]:
+    """Removes every pin when one of the counters' is missing: without it the others say nothing true any more.
+
+    Returns the missing ones; nothing when the set is complete, or not there at all.
+    """
+    missing = [name for name in COUNTERS if not pins.map(name).exists()]
+    if not missing or not pins.root.is_dir() or not any(pins.root.iterdir()):
+        return []
+    pins.remove()
+    return missing
+
+
 def _attached(pins: Pins) -> str | None:
     """The mechanism whose links are pinned. A half-attached hook (killed meanwhile) is taken off first."""
     names = [n for n in MECHANISMS if _mark(pins, n).exists()]
-    complete = all(pins.link(HOOK, side).exists() for side in SIDES)
-    if names and not all(pins.map(name).exists() for name in COUNTERS):
-        pins.remove()  # without one of them the others say nothing true any more
-        pins.make()
-    elif names and complete:
+    if names and all(pins.link(HOOK, side).exists() for side in SIDES):
         return names[0]
     detach(pins)
     return None

@@ -67,6 +67,9 @@ def load(settings: Settings, options: argparse.Namespace) -> HookStatus:
         before, module = _last_state(settings.run_directory)
         if module != _drm_module() and not options.uprobe:
             attach.detach(pins)  # a hook on a module that was unloaded since is dead, whatever its pins say
+        missing = attach.drop_incomplete(pins)
+        if missing:
+            log.warning("pins were missing (%s): totals since boot are gone, counting begins anew", ", ".join(missing))
         since = next((h.since_ns for h in before if pins.map("cells").exists()), attach.boot_ns())
         request = attach.LoadRequest(
             options.object or attach.object_path(), pins, settings.max_slots, mechanisms, target, since

@@ -187,7 +187,9 @@ def test_without_one_of_its_maps_everything_begins_anew(hooked: Hooked) -> None:
     hooked.ready()
     hooked.run(RENDER, command(SUBMIT), 10, 1)
     hooked.pins.map("cells").unlink()
+    assert attach.drop_incomplete(hooked.pins) == ["cells"]
     store = hooked.ready()
+    assert attach.drop_incomplete(hooked.pins) == []
     hooked.run(RENDER, command(SUBMIT), 5, 1)
     sample = store.read()
     assert sum(sample.after[0].counts.calls) == 5

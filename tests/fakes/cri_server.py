@@ -26,7 +26,7 @@ from typing import Any
 
 import grpc
 
-from kubenpu.identity import cri_pb2
+from tests.fakes import cri_pb2
 
 UID_LABEL = "io.kubernetes.pod.uid"
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kubenpu.identity import cri_pb2
 from kubenpu.identity.cri import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -31,6 +30,7 @@ from kubenpu.identity.cri import (
 from kubenpu.identity.resolve import Resolver
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import OwnerKind
+from tests.fakes import cri_pb2
 from tests.fakes.cri_server import FakeCri, FakePod, silent_socket
 
 A, BOX = "a" * 64, "c" * 64

@@ -16,28 +16,14 @@ from kubenpu.cli.doctor_checks import CHECKS, FAIL, OK, WARN, Examination, Findi
 from kubenpu.config.settings import Settings
 from kubenpu.kernel import bpf
 from kubenpu.kernel.pins import Pins, write_state
-from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import ConfigError, KernelError, SourceError
 from kubenpu.model.sample import HookStatus
 from tests.fakes.cri_server import FakeCri, silent_socket
 from tests.fakes.sim_metrics import free_url, serve_text
 from tests.fakes.sim_plan import DEVICES, IGPU, NPU
 from tests.fakes.sim_sysfs import write_sysfs
+from tests.unit.test_kernel_support import GOOD
 
-GOOD = KernelFacts(
-    release="6.12.0",
-    machine="x86_64",
-    btf=True,
-    drm=True,
-    drm_btf=True,
-    bpffs=True,
-    cgroup2=Path("/sys/fs/cgroup"),
-    lockdown="none",
-    preemption="voluntary",
-    ftrace=True,
-    kprobes=True,
-    missing_capabilities=(),
-)
 WELL = """\
 # TYPE kubenpu_build_info gauge
 kubenpu_build_info{version="1.2.3"} 1
@@ -93,7 +79,7 @@ def with_facts(node: Examination, **changes: object) -> Examination:
 
 # Per case: check, facts that differ from GOOD, status, a word of what is found, a word of the remedy.
 KERNELS: dict[str, tuple[str, dict[str, object], str, str, str]] = {
-    "kernel": ("kernel", {}, OK, "6.12.0 x86_64", ""),
+    "kernel": ("kernel", {}, OK, "6.12.117+deb13-amd64 x86_64", ""),
     "other machine": ("kernel", {"machine": "riscv64"}, FAIL, "riscv64", ""),
     "btf": ("btf", {}, OK, "vmlinux", ""),
     "no btf": ("btf", {"btf": False}, FAIL, "none", "CONFIG_DEBUG_INFO_BTF"),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.identity import cri_pb2
 from kubenpu.identity.wire import nested, read_message, read_text, text_map, write_bytes, write_text
+from tests.fakes import cri_pb2
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=300)
 LABELS = st.dictionaries(TEXTS, TEXTS, max_size=8)

@@ -46,6 +46,7 @@ class Machine:
     drm_module: int | None = 4711
     requests: list[LoadRequest] = field(default_factory=list)
     stores: list[FakeStore] = field(default_factory=list)
+    devices_known: list[int] = field(default_factory=list)  # rules written by each store when the hook was attached
     detached: int = 0
     refuse: KernelError | None = None
 
@@ -68,13 +69,17 @@ class Machine:
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
-        request.pins.make()
-        request.pins.map("cells").touch()
+        self.pin_counters(request)
+        self.devices_known = [len(store.rules) for store in self.stores]
         return replace(KPROBE, since_ns=request.since_ns)
 
     def make_maps(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> None:
+        self.pin_counters(request)
+
+    def pin_counters(self, request: LoadRequest) -> None:
         request.pins.make()
-        request.pins.map("cells").touch()
+        for name in attach.COUNTERS:
+            request.pins.map(name).touch()
 
     def open_store(self, directory: Path) -> FakeStore:
         self.stores.append(FakeStore(directory))
@@ -230,7 +235,7 @@ def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Mach
     assert machine.probe("load") == 0
     (store,) = machine.stores
     assert sorted(store.addresses.values()) == sorted(device.address for device in DEVICES)
-    assert len(store.rules) == sum(len(device.nodes) for device in DEVICES)
+    assert machine.devices_known == [sum(len(device.nodes) for device in DEVICES)]  # before the first call is seen
     hooks, module = read_state(machine.run_directory)
     assert (hooks, module) == ((replace(KPROBE, since_ns=machine.requests[0].since_ns),), 4711)
 
@@ -239,9 +244,19 @@ def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
     machine.probe("load")
     machine.probe("load")
     assert machine.requests[1].since_ns == machine.requests[0].since_ns
-    machine.pins.map("cells").unlink()  # totals gone: what is counted now began now
+
+
+@pytest.mark.parametrize("lost", attach.COUNTERS)
+def test_counting_begins_anew_when_somebody_removed_a_pin(machine: Machine, errors: Errors, lost: str) -> None:
     machine.probe("load")
-    assert machine.requests[2].since_ns > machine.requests[1].since_ns
+    left = machine.pins.root / "left"
+    left.touch()
+    machine.pins.map(lost).unlink()
+    errors()
+    machine.probe("load")
+    assert machine.requests[1].since_ns > machine.requests[0].since_ns
+    assert not left.exists()
+    assert f"pins were missing ({lost}): totals since boot are gone" in errors()
 
 
 @pytest.mark.parametrize(("module", "detached"), [(4711, 0), (4712, 1), (None, 1)])
@@ -274,7 +289,7 @@ def test_unload_removes_every_pin_and_forgets_the_hook(machine: Machine, errors:
     assert machine.probe("unload") == 0
     assert not machine.pins.directory.exists()
     assert read_state(machine.run_directory) == ((), None)
-    assert errors() == f"removed 1 pins below {machine.pins.directory}\n"
+    assert errors() == f"removed {len(attach.COUNTERS)} pins below {machine.pins.directory}\n"
     assert machine.probe("unload") == 0
 
 

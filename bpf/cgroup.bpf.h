@@ -140,11 +140,12 @@ static __always_inline struct knpu_cgroup_cells *cells_by_id(__u64 id)
 	return bpf_map_lookup_elem(&cgroup_cells_by_id, &id);
 }
 
-/* Slow path of cell_of(): the cgroup or this device is new to it. The loser of a race gives its cell back. */
-static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32 slot)
+/* Slow path of cell_of(): the cgroup or this device is new to it, cell `stale` is not its own. The loser of a race gives
+ * its cell back. */
+static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32 slot, __u32 stale)
 {
 	struct knpu_cell *cell;
-	__u32 stale, mine, now;
+	__u32 mine, now;
 
 	if (!own)
 		return 0;
@@ -153,7 +154,6 @@ static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32
 		own->cgroup_id = id;
 		introduce(id);
 	}
-	stale = own->cell[slot];
 	mine = claim_cell(id, slot);
 	if (!mine)
 		return 0;
@@ -209,7 +209,7 @@ static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32
 	if (cell && cell->owner == id)
 		return cell;
 	*why = KNPU_LOST_SLOTS_FULL;
-	*index = first_use(own, id, slot);
+	*index = first_use(own, id, slot, *index);
 	return *index ? bpf_map_lookup_elem(&cells, index) : NULL;
 }
 

@@ -25,8 +25,8 @@ SIM := build/sim/sim_workload
 # Debian packages: what `make check` needs; what building and running here, the integration tests, the guests need too
 CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
 CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
-PACKAGES_check := openssl protobuf-compiler python3-venv
-PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount $(CROSS_HEADERS_$(MACHINE))
+PACKAGES_check := man-db openssl protobuf-compiler python3-venv
+PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount python3-docutils $(CROSS_HEADERS_$(MACHINE))
 PACKAGES_integration := dbus-daemon prometheus
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
@@ -35,11 +35,13 @@ PREFIX := /usr
 DESTDIR ?=
 PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
 UNITS := $(wildcard systemd/*.service systemd/*.socket)
+# man pages are made from the program's own tables, so what it imports has to be there: in .venv, else on this machine
+MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help deps venv build bpf proto sim check format test test-bpf test-integration test-vm bench run install clean bpffs
+.PHONY: help deps venv build bpf proto sim man check format test test-bpf test-integration test-vm bench run install clean bpffs
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +98,10 @@ proto: $(PROTO)
 %_pb2.py: %.proto
 	$(PROTOC) -I $(@D) --python_out=$(@D) $<
 
+man:  ## man pages, in build/man
+	rm -rf build/man
+	PYTHONPATH=$(CURDIR) $(MAN_PYTHON) -B packaging/man/make_pages.py build/man
+
 # ---- tests ----
 
 check: build/deps-check venv proto  ## quick, no root: lint, types, repository rules, unit tests
@@ -130,7 +136,7 @@ bpffs:
 run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
 	$(PY) -m tests.fakes.simulated_node
 
-install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o  ## the product, below DESTDIR
+install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man  ## the product, below DESTDIR
 	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
@@ -140,6 +146,8 @@ install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o  ## the product, below DESTDIR
 	install -d $(DESTDIR)$(PREFIX)/share/doc/kubenpu
 	$(PYTHON) -B -c 'from kubenpu.config.settings import render_sample; print(render_sample(), end="")' \
 		>$(DESTDIR)$(PREFIX)/share/doc/kubenpu/kubenpu.toml
+	set -e; for page in build/man/*; do \
+		install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page; done
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
 	install -D -m 644 systemd/tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kubenpu.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/udev/rules.d systemd/99-kubenpu.rules

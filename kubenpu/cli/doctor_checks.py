@@ -21,6 +21,7 @@ from kubenpu.exporters.scrape import Row, fetch
 from kubenpu.identity.cri import CriClient, find_sockets
 from kubenpu.kernel import bpf
 from kubenpu.kernel.attach import HOOK, LADDER, OFF, SIDES
+from kubenpu.kernel.losses import explain_loss
 from kubenpu.kernel.pins import Pins, read_state
 from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
@@ -313,7 +314,7 @@ def _losses(node: Examination) -> Iterator[Finding]:
         return
     lost = [row for row in node.values("kubenpu_events_dropped_total") if row.value]
     found = ", ".join(f"{row.labels.get('reason', '?')}: {row.value:.0f}" for row in lost)
-    remedy = "README and ARCHITECTURE.md say what each reason means" if lost else ""
+    remedy = ". ".join(explain_loss(row.labels.get("reason", "?")) for row in lost)
     yield Finding("losses", found or "none since boot", "none", remedy, WARN if lost else OK)
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubenpuctl: the command line. Holds the list of subcommands and what they have in common.
-
-Exit codes: 0 done, 1 the thing asked about is not well, 2 usage, 3 the daemon cannot be reached.
-"""
+"""kubenpuctl: the command line. Holds the list of subcommands and what they have in common, such as EXIT_CODES."""
 
 from __future__ import annotations
 
@@ -16,12 +13,20 @@ from kubenpu.cli import devices, doctor, drivers, pods, whois
 from kubenpu.cli.output import print_note
 from kubenpu.model.errors import KubeNpuError
 
+EXIT_CODES = {
+    0: "done",
+    1: "the thing asked about is not well",
+    2: "usage",
+    3: "the daemon cannot be reached",
+}
 COMMANDS = (devices, drivers, whois, pods, doctor)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="kubenpuctl", description="Who used each accelerator of this node, how much, how long and how well."
+        prog="kubenpuctl",
+        description="Who used each accelerator of this node, how much, how long and how well.",
+        epilog=f"Exit codes: {', '.join(f'{code} {text}' for code, text in EXIT_CODES.items())}.",
     )
     parser.add_argument("--version", action="version", version=f"kubenpuctl {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -176,17 +176,22 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def parse_daemon_arguments(arguments: Sequence[str] | None = None, prog: str = "kubenpud") -> argparse.Namespace:
-    """The command line of a daemon: every setting is a flag. Exits as argparse does on --help, --version, misuse."""
+def make_daemon_parser(prog: str = "kubenpud") -> argparse.ArgumentParser:
+    """The command line of a daemon: every setting is a flag."""
     parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description="KubeNPU: who uses each accelerator.")
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     add_config_flag(parser)
     for setting in SETTINGS:
         repeatable = " Repeatable." if setting.type.many else ""
-        hint = f"{setting.help}{repeatable} Default: {_spell(setting.default)}".replace("%", "%%")
+        hint = f"{setting.help}{repeatable} Default: {spell(setting.default)}".replace("%", "%%")
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type.switch else {}
         parser.add_argument(setting.flag, dest=setting.key, action="append", metavar="VALUE", help=hint, **alone)
-    return parser.parse_args(arguments)
+    return parser
+
+
+def parse_daemon_arguments(arguments: Sequence[str] | None = None, prog: str = "kubenpud") -> argparse.Namespace:
+    """Exits as argparse does on --help, --version, misuse."""
+    return make_daemon_parser(prog).parse_args(arguments)
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -263,15 +268,15 @@ def render_sample() -> str:
             section = table
         lines += [f"# {setting.help}", f"# Expected: {setting.type.expected}."]
         lines += [] if setting.needs_restart else ["# Read again on reload."]
-        lines += [f"#{name} = {_spell(setting.default)}", ""]
+        lines += [f"#{name} = {spell(setting.default)}", ""]
     return "\n".join(lines)
 
 
-def _spell(value: Value) -> str:
+def spell(value: Value) -> str:
     """A default as TOML writes it."""
     match value:
         case tuple():
-            return "[" + ", ".join(map(_spell, value)) + "]"
+            return "[" + ", ".join(map(spell, value)) + "]"
         case bool():
             return "true" if value else "false"
         case int():

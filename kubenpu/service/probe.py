@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 DRM_MODULE = Path("/sys/module/drm")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubenpu-probe", description="Load, replace or remove the programs that count accelerator ioctls."
     )
@@ -126,7 +126,7 @@ def _status(settings: Settings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         settings = read_settings(options)

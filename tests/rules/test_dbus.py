@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What D-Bus, polkit, systemd and README.md are told of the interface is what api/dbus.py declares."""
+"""What D-Bus, polkit and systemd are told of the interface is what api/dbus.py declares."""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
-
-import pytest
 
 from kubenpu.api import dbus as api
-from tests.rules.tree import ROOT, table_below
+from tests.rules.tree import ROOT
 
 POLICY = ET.parse(ROOT / "systemd/dbus/io.kubenpu.conf").getroot()
 ACTIONS = ET.parse(ROOT / "systemd/polkit/io.kubenpu.policy").getroot()
-README = (ROOT / "README.md").read_text()
 DECLARED = {
     (interface.name, method.name) for interface in (*api.OF_NODE, *api.OF_DEVICE) for method in interface.methods
 }
@@ -55,38 +51,5 @@ def test_activation_starts_the_enabled_unit_only() -> None:
     assert f"\nAlias={file['SystemdService']}\n" in (ROOT / "systemd/kubenpud.service").read_text()
 
 
-def documented(first_column: str) -> list[tuple[str, ...]]:
-    """The table of README.md whose header begins so."""
-    _, found, after = README.partition(f"\n| {first_column} |")
-    assert found, f"no table of {first_column}"
-    return table_below(f"\n## table\n| {first_column} |{after}", "## table")
-
-
-def row(name: str, signature: str, text: str) -> tuple[str, ...]:
-    return (f"`{name}`", f"`{signature}`" if signature else "", text)
-
-
-def of_node() -> Iterable[tuple[str, ...]]:
-    for method in api.NODE.methods:
-        reply = f"→ {method.reply_signature}" if method.gives else ""
-        yield row(f"{method.name}()", f"{method.signature} {reply}".strip(), method.help)
-    yield from (row(value.name, value.signature, value.help) for value in api.NODE.properties)
-    yield from (row(signal.name, signal.signature, f"signal: {signal.help}") for signal in api.NODE.signals)
-
-
-@pytest.mark.parametrize(
-    ("table", "rows"),
-    [
-        (api.NODE.name, list(of_node())),
-        (api.DEVICE.name, [row(value.name, value.signature, value.help) for value in api.DEVICE.properties]),
-        ("key of GetCounters", [row(field.name, field.signature, field.help) for field in api.COUNTER_FIELDS]),
-    ],
-)
-def test_readme_shows_the_interface(table: str, rows: list[tuple[str, ...]]) -> None:
-    assert documented(table) == rows
-
-
-def test_readme_and_architecture_tell_the_limits() -> None:
-    assert f"`limit` is at most {api.MAX_ROWS}" in README
-    assert f"Above {api.MAX_WORKLOADS} workloads" in README
+def test_architecture_tells_the_limit() -> None:
     assert f"at most {api.MAX_ROWS} rows" in (ROOT / "ARCHITECTURE.md").read_text()

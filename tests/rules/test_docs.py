@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.cli.main import COMMANDS
+from kubenpu.cli.main import COMMANDS, EXIT_CODES
 from kubenpu.config.settings import SETTINGS
 from kubenpu.devices.schema import CORE_NAME
 from kubenpu.devices.tables import load_tables
 from kubenpu.exporters.metrics import METRICS
-from kubenpu.kernel.store import LOSS_REASONS
+from kubenpu.kernel.losses import LOSSES
 from kubenpu.model.device import DriverTable
 from kubenpu.model.kinds import KINDS
+from make_pages import PAGES
 from tests.rules.tree import ROOT, files, shown, table_below
 
 README = (ROOT / "README.md").read_text()
@@ -81,6 +82,15 @@ def test_readme_names_the_subcommands() -> None:
     assert set(re.findall(r"^kubenpuctl ([a-z]+)", README, re.M)) == names
 
 
+def test_readme_tells_the_exit_codes() -> None:
+    assert f"Exit codes: {', '.join(f'{code} {text}' for code, text in EXIT_CODES.items())}." in README
+
+
+def test_readme_names_the_man_pages() -> None:
+    named = set(re.findall(r"`([\w.-]+\([1-8]\))`", README))
+    assert named == {page.reference for page in PAGES}
+
+
 def test_readme_shows_settings_that_exist() -> None:
     (example,) = re.findall(r"^```toml\n(.*?)^```", README, re.M | re.S)
     document = tomllib.loads(example)
@@ -90,5 +100,5 @@ def test_readme_shows_settings_that_exist() -> None:
 
 
 def test_architecture_explains_every_loss() -> None:
-    documented = [code(row[0]) for row in table_below(ARCHITECTURE, "### Losses")]
-    assert sorted(documented) == sorted(LOSS_REASONS)
+    documented = [(code(row[0]), *row[1:]) for row in table_below(ARCHITECTURE, "### Losses")]
+    assert documented == [tuple(loss) for loss in LOSSES]

@@ -35,7 +35,7 @@ def test_first_line_names_the_licence(path: Path) -> None:
     lines = path.read_text().splitlines()
     first = lines[1] if lines[0].startswith("#!") else lines[0]
     assert re.fullmatch(
-        rf"(?:#|//|/\*|<!--) SPDX-License-Identifier: {re.escape(licence_of(path))}(?: \*/| -->)?", first
+        rf"(?:#|//|/\*|<!--|\.\.) SPDX-License-Identifier: {re.escape(licence_of(path))}(?: \*/| -->)?", first
     )
 
 

@@ -44,6 +44,7 @@ PACKAGES = {
             "identity.cri",
             "kernel.attach",
             "kernel.bpf",
+            "kernel.losses",
             "kernel.pins",
             "kernel.support",
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from make_pages import PAGES
 from tests.rules.tree import ROOT, files, shown
 
 SERVICES = [path for path in files(".service", below="systemd") if path.parent.name == "systemd"]
@@ -43,8 +44,14 @@ def analyze(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @needs_systemd
 def test_systemd_accepts_the_units(root: Path) -> None:
-    done = analyze(root, "verify", *(path.name for path in UNITS))
+    done = analyze(root, "verify", "--man=no", *(path.name for path in UNITS))
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", UNITS, ids=shown)
+def test_units_name_their_pages(path: Path) -> None:
+    (named,) = re.findall(r"^Documentation=(.*)$", path.read_text(), re.M)
+    assert {word.removeprefix("man:") for word in named.split()} <= {page.reference for page in PAGES}
 
 
 @needs_systemd

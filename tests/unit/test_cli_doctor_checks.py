@@ -322,6 +322,12 @@ def test_daemon_is_not_well(settings: Settings, check: str, line: str, status: s
     assert finding.remedy
 
 
+def test_losses_say_what_is_missing(settings: Settings) -> None:
+    lost = "".join(f'kubenpu_events_dropped_total{{reason="{reason}"}} 1\n' for reason in ("no_body", "of_next_year"))
+    (finding,) = scraped(settings, WELL + lost, "losses")
+    assert finding.remedy == "no_body: the hook fired with nothing behind it, missing is the call. of_next_year"
+
+
 def test_somebody_else_answers(settings: Settings) -> None:
     (finding,) = scraped(settings, "# TYPE up gauge\nup 1\n", "kubenpud")
     assert (finding.status, finding.found) == (FAIL, "something that is not kubenpud")

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the program as text for the man pages: TABLES by the name that a source asks for, VALUES for single words.
+
+Data comes from the tables that the program itself works with, and from the units. Each function gives lines of
+reStructuredText, mostly a definition list: unlike a table it fits any terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import from_parsers
+from kubenpu.api import dbus as api
+from kubenpu.cli.main import EXIT_CODES
+from kubenpu.config.settings import SETTINGS, Setting, spell
+from kubenpu.devices import schema
+from kubenpu.devices.tables import load_tables
+from kubenpu.exporters import web, web_config, web_request
+from kubenpu.exporters.metrics import METRICS
+from kubenpu.exporters.prometheus import MAX_LABEL_CHARACTERS
+from kubenpu.identity.cri import KNOWN_SOCKETS
+from kubenpu.kernel import layout
+from kubenpu.kernel.losses import LOSSES
+from kubenpu.model.device import Visibility
+from kubenpu.model.kinds import KINDS
+from rst import definition, escape, literal, sentence
+
+UNITS = Path(__file__).parents[2] / "systemd"
+Lines = list[str]
+
+
+def settings() -> Lines:
+    def about(setting: Setting) -> str:
+        when = "A change needs a restart." if setting.needs_restart else "Reload applies it."
+        return escape(f"Expected: {setting.type.expected}. {when}")
+
+    return [
+        line
+        for setting in SETTINGS
+        for line in definition(
+            f"**{setting.key}** = {literal(spell(setting.default))}", escape(setting.help), about(setting)
+        )
+    ]
+
+
+def metrics() -> Lines:
+    def term(name: str, labels: Iterable[str]) -> str:
+        shown = ", ".join(labels)
+        return f"**{name}**" + (f" {{{escape(shown)}}}" if shown else "")
+
+    return [
+        line
+        for metric in METRICS
+        for line in definition(
+            term(metric.name, metric.labels),
+            escape(metric.help),
+            " ".join(map(sentence, (metric.type, f"unit: {metric.unit}", f"source: {metric.source}"))),
+        )
+    ]
+
+
+def losses() -> Lines:
+    return [
+        line
+        for loss in LOSSES
+        for line in definition(f"**{loss.reason}**", f"{sentence(loss.cause)} {sentence(f'missing: {loss.missing}')}")
+    ]
+
+
+def drivers() -> Lines:
+    """Those that are built in, without the core's."""
+    tables = sorted(load_tables(UNITS / "none").tables, key=lambda table: table.name)
+    return [
+        line
+        for table in tables
+        for line in definition(
+            f"**{table.name}** ({table.subsystem}): {table.visibility.value}", sentence(table.visibility_note)
+        )
+    ]
+
+
+def exit_codes() -> Lines:
+    return [line for code, text in EXIT_CODES.items() for line in definition(f"**{code}**", sentence(text))]
+
+
+def capabilities() -> Lines:
+    """What the probe's unit grants, with the calls that need it: its comments say so."""
+    unit = (UNITS / "kubenpu-probe.service").read_text(encoding="utf-8")
+    found = re.findall(r"^# (CAP_\w+): (.*)$", unit, re.M)
+    return [line for name, calls in found for line in definition(f"**{name}**", escape(f"{calls}."))]
+
+
+# ---- D-Bus ----
+
+
+def dbus_methods(interface: api.Interface) -> Iterator[str]:
+    for method in interface.methods:
+        takes, gives = (_arguments(arguments) for arguments in (method.takes, method.gives))
+        reply = f" → {gives}" if gives else ""
+        action = f". Needs the polkit action {method.action}, or root" if method.action else ""
+        yield from definition(f"**{method.name}**\\ ({takes}){reply}", sentence(method.help + action))
+
+
+def dbus_signals(interface: api.Interface) -> Iterator[str]:
+    for signal in interface.signals:
+        yield from definition(f"**{signal.name}**\\ ({_arguments(signal.carries)})", sentence(signal.help))
+
+
+def dbus_properties(interface: api.Interface) -> Iterator[str]:
+    for each in interface.properties:
+        constant = " Constant." if each.constant else ""
+        yield from definition(f"**{each.name}** {literal(each.signature)}", sentence(each.help) + constant)
+
+
+def _arguments(arguments: Iterable[api.Argument]) -> str:
+    return ", ".join(f"{literal(argument.signature)} *{argument.name}*" for argument in arguments)
+
+
+def dbus_fields(fields: Iterable[tuple[str, str, str]]) -> Lines:
+    return [line for name, signature, text in fields for line in definition(f"**{name}** {literal(signature)}", text)]
+
+
+def workload_fields() -> Lines:
+    return dbus_fields((field.name, field.signature, sentence(field.help)) for field in api.WORKLOAD_FIELDS)
+
+
+def counter_fields() -> Lines:
+    """Those that can be filtered by are marked."""
+    filters = {field.name for field in api.FILTER_FIELDS}
+    return dbus_fields(
+        (field.name, field.signature, sentence(field.help) + (" *Filter.*" if field.name in filters else ""))
+        for field in api.COUNTER_FIELDS
+    )
+
+
+TABLES: Mapping[str, Callable[[], Lines]] = {
+    "settings": settings,
+    "metrics": metrics,
+    "losses": losses,
+    "drivers": drivers,
+    "exit-codes": exit_codes,
+    "capabilities": capabilities,
+    "dbus-methods": lambda: [*dbus_methods(api.NODE)],
+    "dbus-properties": lambda: [*dbus_properties(api.NODE)],
+    "dbus-signals": lambda: [*dbus_signals(api.NODE)],
+    "dbus-device": lambda: [*dbus_properties(api.DEVICE)],
+    "dbus-workloads": workload_fields,
+    "dbus-counters": counter_fields,
+    "kubenpuctl-options": from_parsers.kubenpuctl_options,
+    "kubenpud-options": from_parsers.kubenpud_options,
+    "kubenpu-probe-options": from_parsers.probe_options,
+    "kubenpu-probe-commands": from_parsers.probe_commands,
+}
+VALUES: Mapping[str, str] = {
+    "abi": str(layout.ABI),
+    "cri-sockets": ", ".join(map(str, KNOWN_SOCKETS)),
+    "bcrypt-costs": f"{web_config.COSTS.start} to {web_config.COSTS.stop - 1}",
+    "ciphers": ", ".join((*web_config.CIPHERS_13, *web_config.CIPHERS)),
+    "client-auth": ", ".join(web_config.CLIENT_AUTH),
+    "curves": ", ".join(web_config.CURVES),
+    "devices": str(layout.DEVICE_SLOTS - 1),
+    "driver-numbers": f"{schema.DRIVER_NRS.start:#x} to {schema.DRIVER_NRS.stop - 1:#x}",
+    "headers": ", ".join(web_config.HEADERS),
+    "ioctl-type": f"{schema.DRM_IOCTL_TYPE:#x}",
+    "kinds": ", ".join(kind.label for kind in KINDS),
+    "label-characters": str(MAX_LABEL_CHARACTERS),
+    "max-rows": str(api.MAX_ROWS),
+    "max-workloads": str(api.MAX_WORKLOADS),
+    "subsystems": " or ".join(schema.SUBSYSTEMS),
+    "tls-versions": ", ".join(web_config.VERSIONS),
+    "visibilities": ", ".join(visibility.value for visibility in Visibility),
+    "web-connections": str(web.MAX_CONNECTIONS),
+    "web-head-kib": str(web_request.MAX_HEAD_BYTES // 1024),
+    "web-seconds": f"{web_request.TIMEOUT_S:.0f}",
+}

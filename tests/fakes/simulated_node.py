@@ -63,17 +63,20 @@ def fake_pod(pod: SimPod) -> FakePod:
     return FakePod(pod.uid, pod.name, pod.namespace, pod.container_id(""), containers)
 
 
-def workload_command(plan: SimWorkload, tally: Path) -> list[str]:
+def workload_command(plan: SimWorkload, tally: Path, program: Path = PROGRAM) -> list[str]:
     steps = [f"{s.nr:#x}:{int(s.kind)}:{s.times}:{s.failing}" for s in plan.steps]
     numbers = (plan.node.kernel_dev, plan.calls_per_second, plan.wait_microseconds)
-    return [str(PROGRAM), str(tally), *map(str, numbers), *steps]
+    return [str(program), str(tally), *map(str, numbers), *steps]
 
 
 @contextmanager
-def simulated_node(service: OwnService) -> Iterator[list[Running]]:
-    """The whole node, running; gone at the end of the block, however that comes."""
+def simulated_node(service: OwnService, program: Path = PROGRAM) -> Iterator[list[Running]]:
+    """The whole node, running; gone at the end of the block, however that comes.
+
+    What is counted is calls of the file `program`: nodes beside each other need a copy each.
+    """
     with ExitStack() as stack:
-        stack.enter_context(only_one(NAME))
+        stack.enter_context(only_one(service.name))
         mount_bpffs()
         service.remove()
         require_free_port(service.port)
@@ -88,12 +91,12 @@ def simulated_node(service: OwnService) -> Iterator[list[Running]]:
             }
         )
         write_sysfs(sysfs, DEVICES)
-        service.load_probe("--uprobe", f"{PROGRAM}:{FUNCTION}")
+        service.load_probe("--uprobe", f"{program}:{FUNCTION}")
         runtime = FakeCri(socket, map(fake_pod, PODS))
         runtime.start()
         stack.callback(runtime.stop)
         daemon = stack.enter_context(service.daemon())
-        running = [_start(service, i, plan) for i, plan in enumerate(WORKLOADS)]
+        running = [_start(service, i, plan, program) for i, plan in enumerate(WORKLOADS)]
         for each in running:
             stack.callback(each.tally.close)
         yield running
@@ -101,9 +104,10 @@ def simulated_node(service: OwnService) -> Iterator[list[Running]]:
             raise KernelError(f"kubenpud ended with exit code {daemon.returncode}")
 
 
-def _start(service: OwnService, number: int, plan: SimWorkload) -> Running:
+def _start(service: OwnService, number: int, plan: SimWorkload, program: Path) -> Running:
     tally = TallyFile(service.run_directory / f"tally-{number}")
-    return Running(plan, service.tree.start(plan.cgroup, workload_command(plan, tally.path), quiet=True), tally)
+    command = workload_command(plan, tally.path, program)
+    return Running(plan, service.tree.start(plan.cgroup, command, quiet=True), tally)
 
 
 def report(running: Sequence[Running], rows: Sequence[Row]) -> bool:

@@ -154,6 +154,8 @@ install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man  ## the product, below DESTDIR
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dbus-1/system.d systemd/dbus/io.kubenpu.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dbus-1/system-services systemd/dbus/io.kubenpu.service
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions systemd/polkit/io.kubenpu.policy
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/kubenpu/prometheus packaging/monitoring/kubenpu.rules.yml
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/kubenpu/grafana packaging/monitoring/kubenpu-node.json
 
 # a command of three lines; -I keeps PYTHONPATH and the user's own packages out of a process of root
 entry = printf '\#!/usr/bin/python3 -I\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' $(2) >$(DESTDIR)$(1) \

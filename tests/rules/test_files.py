@@ -13,8 +13,8 @@ from kubenpu import __version__
 from tests.rules.tree import DIRECTORIES, FILES, ROOT, all_files, shown
 
 APACHE, GPL = "Apache-2.0", "GPL-2.0-only"
-# Text for people, data, expected output and texts of licences carry no licence line, nor do empty files.
-WITHOUT_LINE = (".md", ".json", ".txt", ".gitignore", "LICENSE")
+# Text for people, data, pictures, expected output and texts of licences carry no licence line, nor do empty files.
+WITHOUT_LINE = (".md", ".json", ".png", ".txt", ".gitignore", "LICENSE")
 GOLDEN = ROOT / "tests/golden"
 SOURCES = [
     path
@@ -53,7 +53,7 @@ def test_top_level_is_fixed() -> None:
 
 def test_no_notes_to_self() -> None:
     """What is not done is an issue, not a comment."""
-    texts = [(path, path.read_text()) for path in all_files() if path.suffix != ".json"]
+    texts = [(path, path.read_text()) for path in all_files() if path.suffix not in {".json", ".png"}]
     assert [shown(path) for path, text in texts if NOTES_TO_SELF.search(text)] == []
 
 

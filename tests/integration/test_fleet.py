@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two nodes, the Prometheus of their cluster, and one above it: what README.md says to ask is what the pods did.
+
+The configurations are README.md's, with other addresses and shorter intervals. The nodes are simulated ones with real
+counting; for the rules to count them as real, the metric that says so is not scraped. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kubenpu.model.kinds import KINDS, Kind
+from tests.fakes.monitoring import ROOT, RULES, documented_queries, filled_in, panels
+from tests.fakes.own_service import OwnService
+from tests.fakes.sim_cgroups import CgroupTree, cgroup2_mount
+from tests.fakes.sim_metrics import serve_text
+from tests.fakes.sim_plan import DETECTOR, NIGHTLY, NOTEBOOK, SERVER
+from tests.fakes.sim_tally import Tally, pause_all, wait_until
+from tests.fakes.simulated_node import PROGRAM, Running, simulated_node
+from tests.fakes.web_client import free_port
+
+DEADLINE_S = 60.0
+ENOUGH_CALLS = 200
+TEAMS = {DETECTOR: "perception", SERVER: "chat", NIGHTLY: "perception"}  # the notebook's pod has no such label
+SUBMIT = KINDS.index(Kind.SUBMIT)
+
+Answer = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one workload did, by its own tally."""
+
+    instance: str
+    running: Running
+    tally: Tally
+
+    def labels(self, *names: str) -> tuple[str, ...]:
+        pod = self.running.plan.pod
+        assert pod is not None
+        known = {"instance": self.instance, "device": self.running.plan.device.address, "team": TEAMS.get(pod, "")}
+        known |= {"namespace": pod.namespace, "pod": pod.name}
+        return tuple(known[name] for name in names)
+
+
+def configurations() -> list[dict[str, object]]:
+    """The blocks of README.md's section on many nodes: a cluster's, by role, federation, remote write."""
+    section = (ROOT / "README.md").read_text().partition("\n## Many nodes\n")[2].partition("\n## ")[0]
+    return [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", section, re.M | re.S)]
+
+
+def pod_labels() -> str:
+    """kube-state-metrics: a series for each pod, with the team where it has one."""
+    lines = ["# TYPE kube_pod_labels gauge"]
+    for pod in (DETECTOR, SERVER, NOTEBOOK, NIGHTLY):
+        team = f',label_team="{TEAMS[pod]}"' if pod in TEAMS else ""
+        lines.append(f'kube_pod_labels{{namespace="{pod.namespace}",pod="{pod.name}"{team}}} 1')
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def node(name: str, directory: Path) -> Iterator[tuple[int, list[Running]]]:
+    """A simulated node of its own: its port and its workloads."""
+    program = directory / name
+    shutil.copy(PROGRAM, program)
+    service = OwnService(name, free_port(), CgroupTree(cgroup2_mount(), name))
+    with simulated_node(service, program) as running:
+        yield service.port, running
+        for each in running:
+            each.tally.ask_stop()
+            assert each.process.wait(DEADLINE_S) == 0
+
+
+@contextmanager
+def prometheus(config: dict[str, object], directory: Path) -> Iterator[int]:
+    """Serving on the port that it yields."""
+    directory.mkdir()
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [
+        "prometheus",
+        f"--config.file={directory}/prometheus.yml",
+        f"--storage.tsdb.path={directory}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            assert wait_until(lambda: ask(port, "vector(1)") != {}, DEADLINE_S), (directory / "log").read_text()
+            yield port
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+def ask(port: int, query: str, *names: str) -> Answer:
+    """The answer's values by these labels; a label that is absent is empty. Every one has its own."""
+    url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
+    try:
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            rows = json.load(reply)["data"]["result"]
+    except OSError:
+        return {}
+    found = {tuple(row["metric"].get(name, "") for name in names): float(row["value"][1]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def cluster_config(nodes: dict[str, int], ksm: str, directory: Path) -> dict[str, object]:
+    """README.md's for a cluster, every second."""
+    rules = directory / RULES.name
+    assert "interval: 1m" in RULES.read_text()
+    rules.write_text(RULES.read_text().replace("interval: 1m", "interval: 1s"))
+    match configurations()[0]:
+        case {"global": dict(common), "scrape_configs": [dict(kubenpud), dict(state)], **others}:
+            targets = [{"targets": [f"localhost:{port}"], "labels": {"instance": n}} for n, port in nodes.items()]
+            drop = {"source_labels": ["__name__"], "regex": "kubenpu_simulated", "action": "drop"}
+            kubenpud |= {"static_configs": targets}
+            kubenpud["metric_relabel_configs"].append(drop)
+            state |= {"static_configs": [{"targets": [urllib.parse.urlsplit(ksm).netloc]}]}
+            common |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+            return {**others, "global": common, "rule_files": [str(rules)], "scrape_configs": [kubenpud, state]}
+    raise AssertionError("README.md's configuration has another form")
+
+
+def federation_config(cluster: int) -> dict[str, object]:
+    match configurations()[2]:
+        case {"scrape_configs": [dict(job)]}:
+            job |= {"static_configs": [{"targets": [f"localhost:{cluster}"]}]}
+            return {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
+    raise AssertionError("README.md's configuration has another form")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Ports of both, and what was done by then: nothing is called any more."""
+
+    cluster: int
+    above: int
+    uses: Sequence[Use]
+
+    def expected(self, *names: str) -> Answer:
+        """Submissions by these labels; a driver that shows none has no series, and no answer either."""
+        found: Answer = {}
+        for use in self.uses:
+            if use.running.plan.device.driver != "unlisted":
+                key = use.labels(*names)
+                found[key] = found.get(key, 0) + use.tally.calls[SUBMIT]
+        return found
+
+    def answers(self, port: int, query: str, *names: str) -> bool:
+        return wait_until(lambda: ask(port, query, *names) == self.expected(*names), DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as stack:
+        nodes = {name: stack.enter_context(node(f"kubenpu-sim-{name}", directory)) for name in ("east-1", "east-2")}
+        ksm = stack.enter_context(serve_text(pod_labels()))
+        config = cluster_config({name: port for name, (port, _) in nodes.items()}, ksm, directory)
+        cluster = stack.enter_context(prometheus(config, directory / "cluster"))
+        above = stack.enter_context(prometheus(federation_config(cluster), directory / "above"))
+        everybody = [(name, each) for name, (_, running) in nodes.items() for each in running]
+        assert wait_until(lambda: all(sum(r.tally.read().calls) > ENOUGH_CALLS for _, r in everybody), DEADLINE_S)
+        assert pause_all(each.tally for _, each in everybody)
+        yield Fleet(cluster, above, [Use(name, each, each.tally.read()) for name, each in everybody if each.plan.pod])
+
+
+LEVELS = {
+    "per pod": ("instance", "device", "namespace", "pod"),
+    "per namespace": ("instance", "device", "namespace"),
+    "per team": ("instance", "device", "team"),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_who_used_which_accelerator_in_the_last_hour(fleet: Fleet, level: str) -> None:
+    query = documented_queries()[level]
+    assert min(fleet.expected(*LEVELS[level]).values()) > 0
+    for port in (fleet.cluster, fleet.above):
+        assert fleet.answers(port, query, *LEVELS[level]), (ask(port, query, *LEVELS[level]), fleet)
+
+
+def test_pods_without_a_team_are_not_lost(fleet: Fleet) -> None:
+    assert {team for (team,) in fleet.expected("team")} == {"chat", "perception", ""}
+
+
+def test_seconds_waited_lie_between_the_tallies(fleet: Fleet) -> None:
+    query, names = documented_queries()["seconds waited for it, per pod"], LEVELS["per pod"]
+    limits: dict[tuple[str, ...], tuple[float, float]] = {}
+    for use in fleet.uses:
+        low, high = limits.get(use.labels(*names), (0, 0))
+        limits[use.labels(*names)] = (low + use.tally.wait_within_ns / 1e9, high + use.tally.wait_around_ns / 1e9)
+
+    def right(port: int) -> bool:
+        answer = ask(port, query, *names)
+        return answer.keys() == limits.keys() and all(low <= answer[key] <= high for key, (low, high) in limits.items())
+
+    assert wait_until(lambda: right(fleet.cluster) and right(fleet.above), DEADLINE_S)
+
+
+def test_the_dashboard_says_the_same(fleet: Fleet) -> None:
+    (table,) = (panel for panel in panels() if panel.title == "Pods in the chosen time")
+    assert fleet.answers(fleet.cluster, filled_in(table.exprs[0]), *LEVELS["per pod"])
+
+
+def test_where_a_series_comes_from_stays_known_above(fleet: Fleet) -> None:
+    """The cluster of external_labels, and nothing but what was recorded."""
+    for query in documented_queries().values():
+        for metric in set(re.findall(r"\w+:kubenpu_\w+:\w+", query)):
+            assert ask(fleet.above, f"count by (cluster) ({metric})", "cluster").keys() == {("east",)}
+    assert ask(fleet.above, '{__name__=~"kubenpu_.*"}', "__name__") == {}
+
+
+def test_start_times_are_no_series(fleet: Fleet) -> None:
+    assert wait_until(lambda: len(ask(fleet.cluster, "count by (instance) (kubenpu_ioctl_total)", "instance")) == 2, DEADLINE_S)  # noqa: E501  # fmt: skip
+    assert ask(fleet.cluster, 'count({__name__=~".*_created"})') == {}
+
+
+@pytest.mark.parametrize("number", range(len(configurations())))
+def test_documented_configurations_are_valid(number: int, tmp_path: Path) -> None:
+    """But for the discovery in Kubernetes, which Debian's Prometheus is built without."""
+    config = {**configurations()[number], "rule_files": []}
+    match config:
+        case {"scrape_configs": [{"kubernetes_sd_configs": _, **rest}]}:
+            config["scrape_configs"] = [rest]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

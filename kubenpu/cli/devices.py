@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
 from kubenpu.devices.discovery import discover
-from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_tables
-from kubenpu.model.device import Device
+from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
+from kubenpu.model.device import WHATS, Device
 from kubenpu.model.errors import SourceError
 
 SYSFS = Path("/sys")
@@ -17,7 +17,7 @@ SYSFS = Path("/sys")
 SIMULATED_MARK = "kubenpu-simulated"
 
 _HEADER = ("DRIVER", "PCI ID", "ADDRESS", "NODES", "NUMA", "VENDOR")
-_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "SYSFS")
+_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "MEMORY", "WAITS", "SYSFS")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,7 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "devices",
         help="list the accelerators of this node",
         description="List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the "
-        "DRM core's table only. SUBMITS (with -o wide): whether work handed to the device passes an ioctl.",
+        "DRM core's table only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its "
+        "memory and waiting for it pass an ioctl; -: not known.",
     )
     add_format_arguments(parser)
     add_tables_argument(parser)
@@ -44,7 +45,7 @@ def add_tables_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    loaded = load_tables(args.drivers_dir)
+    loaded = load_heads(args.drivers_dir)
     try:
         inventory = discover(args.sysfs, loaded.tables)
     except SourceError as error:
@@ -79,15 +80,16 @@ def _row(device: Device) -> tuple[str | None, ...]:
 
 
 def _wide_cells(device: Device, loaded: LoadedTables) -> tuple[str | None, ...]:
-    return device.subsystem, _submits(device, loaded), device.sysfs_path
+    return device.subsystem, *_visibility(device, loaded).values(), device.sysfs_path
 
 
-def _submits(device: Device, loaded: LoadedTables) -> str | None:
+def _visibility(device: Device, loaded: LoadedTables) -> dict[str, str | None]:
     table = loaded.by_name(device.vendor)
-    return table.visibility.value if table else None
+    return dict.fromkeys(WHATS) | ({what: seen.value for what, seen in table.visibility.items()} if table else {})
 
 
 def _to_json(device: Device, loaded: LoadedTables) -> dict[str, object]:
+    visibility = _visibility(device, loaded)
     return {
         "driver": device.driver,
         "pci_id": device.pci_id,
@@ -96,6 +98,7 @@ def _to_json(device: Device, loaded: LoadedTables) -> dict[str, object]:
         "numa_node": device.numa_node,
         "vendor": device.vendor,
         "subsystem": device.subsystem,
-        "visibility": _submits(device, loaded),
+        "visibility": visibility.pop("submit"),
+        **{f"{what}_visibility": value for what, value in visibility.items()},
         "sysfs_path": device.sysfs_path,
     }

@@ -8,14 +8,16 @@ table before it is installed.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import fields
 
 from kubenpu.cli.devices import add_tables_argument
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
 from kubenpu.devices.tables import load_tables
-from kubenpu.model.device import DriverTable
+from kubenpu.model.device import WHATS, Argument, DriverTable, Interface, IoctlRule, KindField, NodeMatch, Release
 
 _HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "NOTE")
-_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "MATCHES", "SOURCE", "NOTE")
+_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "MEMORY", "WAITS", "MATCHES", "SOURCE", "NOTE")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,8 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "drivers",
         help="list the driver tables and what each driver lets one see",
         description="List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, "
-        "partly (there are user-mode queues too) or never. The table drm is the DRM core's and applies to every "
-        "device. The numbers are in --json.",
+        "partly (there are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting. The table "
+        "drm is the DRM core's and applies to every DRM and accel device. Drivers of subsystem char are not counted "
+        "by this version. The numbers are in --json.",
     )
     add_format_arguments(parser)
     add_tables_argument(parser)
@@ -46,25 +49,92 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(table: DriverTable) -> tuple[str, ...]:
-    return table.name, table.subsystem, table.visibility.value, str(len(table.ioctls))
+    subsystems = dict.fromkeys(interface.subsystem for interface in table.interfaces)
+    return table.name, ",".join(subsystems), table.visibility["submit"].value, str(len(list(_calls(table))))
 
 
-def _wide_row(table: DriverTable) -> tuple[str, ...]:
-    matches = ",".join((*table.uevent_drivers, *table.sysfs_names))
-    return *_cells(table), matches, table.source, table.visibility_note
+def _wide_row(table: DriverTable) -> tuple[str | None, ...]:
+    names = [
+        name
+        for interface in table.interfaces
+        for name in (
+            *interface.uevent_drivers,
+            *interface.sysfs_names,
+            *(node.devname or node.anonymous or "" for node in interface.nodes),
+        )
+    ]
+    memory, waits = (table.visibility[what].value if what in table.visibility else None for what in WHATS[1:])
+    return *_cells(table), memory, waits, ",".join(dict.fromkeys(names)), table.source, table.visibility_note
+
+
+def _calls(table: DriverTable) -> Iterator[tuple[int, Release | None, IoctlRule]]:
+    """All calls with the number of their interface; a call once for each release that numbers it."""
+    for index, interface in enumerate(table.interfaces):
+        yield from ((index, None, rule) for rule in interface.ioctls)
+        for release in interface.releases:
+            yield from ((index, release, rule) for rule in release.ioctls)
 
 
 def _to_json(table: DriverTable) -> dict[str, object]:
+    main = table.interfaces[0]
     return {
         "driver": table.name,
-        "subsystem": table.subsystem,
-        "visibility": table.visibility.value,
+        "hardware": table.hardware,
+        "subsystem": main.subsystem,
+        "visibility": table.visibility["submit"].value,
+        **{f"{what}_visibility": table.visibility[what].value for what in WHATS[1:] if what in table.visibility},
         "note": table.visibility_note,
-        "uevent_drivers": list(table.uevent_drivers),
-        "sysfs_names": list(table.sysfs_names),
+        "uevent_drivers": list(main.uevent_drivers),
+        "sysfs_names": list(main.sysfs_names),
         "source": table.source,
-        "ioctls": [
-            {"name": rule.name, "type": table.ioctl_type, "nr": rule.nr, "kind": rule.kind.label}
-            for rule in table.ioctls
-        ],
+        "ioctls": [_call_json(*call) for call in _calls(table)],
+        "interfaces": [_interface_json(interface) for interface in table.interfaces],
     }
+
+
+def _interface_json(interface: Interface) -> dict[str, object]:
+    return {
+        "subsystem": interface.subsystem,
+        "uevent_drivers": list(interface.uevent_drivers),
+        "sysfs_names": list(interface.sysfs_names),
+        "drm_names": list(interface.drm_names),
+        "nodes": [_node_json(node) for node in interface.nodes],
+    }
+
+
+def _node_json(node: NodeMatch) -> dict[str, object]:
+    values = {
+        "devname": node.devname or None,
+        "class": node.sysfs_class,
+        "chrdev": node.chrdev,
+        "major": node.major,
+        "minors": node.minors,
+        "anonymous": node.anonymous,
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _release_json(release: Release) -> dict[str, object]:
+    first, last = (".".join(map(str, version)) for version in (release.first, release.last))
+    return {"module": release.module, "first": first, "last": last}
+
+
+def _call_json(interface: int, release: Release | None, rule: IoctlRule) -> dict[str, object]:
+    document: dict[str, object] = {"name": rule.name, "type": rule.type, "nr": rule.nr, "kind": rule.kind.label}
+    document["interface"] = interface
+    if release is not None:
+        document["release"] = _release_json(release)
+    if rule.cmd is not None:
+        document["cmd"] = rule.cmd
+    if rule.argument is not None:
+        document["argument"] = _argument_json(rule.argument)
+    return document
+
+
+def _argument_json(argument: Argument) -> dict[str, object]:
+    """Its members, and what it decides: kind, count, gpu or envelope."""
+    document: dict[str, object] = {"decides": type(argument).__name__.removesuffix("Field").lower()}
+    document |= {field.name: getattr(argument, field.name) for field in fields(argument)}
+    if isinstance(argument, KindField):
+        document["kinds"] = {str(value): kind.label for value, kind in argument.kinds.items()}
+    return document

@@ -64,6 +64,11 @@ def is_node(subsystem: str, name: str) -> bool:
     return subsystem in _NODE_NAMES and _NODE_NAMES[subsystem].fullmatch(name) is not None
 
 
+def read_module_version(sysfs_root: Path, module: str) -> str | None:
+    """What a loaded module says of its version; None when it is not loaded or has none."""
+    return _read_text(sysfs_root / "module" / module / "version").strip() or None
+
+
 def parse_uevent(text: str) -> dict[str, str]:
     """KEY=VALUE lines as the kernel writes them, without quoting; a value may hold `=`. Other lines are skipped."""
     pairs = (line.partition("=") for line in text.split("\n"))

@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a driver table file may say: the text of one TOML file in, a DriverTable or a ConfigError out.
 
+    name, hardware           the `vendor` label; what it drives, for people
+    subsystem                drm, accel: nodes of these classes, whose calls pass drm_ioctl; char: other device nodes
+    uevent_drivers           DRIVER of the parent device, the first that fits decides
+    sysfs_names              name of the parent device, where no driver is bound to it
+    drm_names                name of the driver in fdinfo
+    nodes                    for char: { devname, and class | chrdev + minors | major + minors } or { anonymous }
+    ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }
+    [argument.NAME]          a field of the argument of call NAME: size, offset, bytes, and one of
+                             kinds = { alloc = [0] } with mask | count | gpu | envelope = { length, pointer }
+    [[release]]              module, first, last, ioctl: instead of `ioctl` while such a release is loaded
+    [visibility]             submit, and where it matters memory and wait: always, partly, never; note
+
+All from subsystem to release may stand in several [[interface]] sections instead, where a driver has several kinds of
+nodes. `cmd`, the whole command, is for drivers that reuse a number or build none; a comment says why.
+
+No kernel program reads arguments or watches char nodes yet: a call with [argument] counts as its own kind until then.
+
 Pure: reads no file. Strict, because a mistyped table counts the wrong thing without anyone noticing: unknown keys,
 numbers that the driver can never receive and one number with two kinds are refused; the error names file and key.
 """
@@ -9,14 +26,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
-from kubenpu.model.device import DriverTable, IoctlRule, Visibility
+from kubenpu.devices.arguments import parse_argument
+from kubenpu.devices.section import Section, refusal
+from kubenpu.model.device import WHATS, Argument, DriverTable, Interface, IoctlRule, NodeMatch, Release, Visibility
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import KINDS
 
 SUBSYSTEMS = ("drm", "accel")
+CHAR = "char"
 CORE_NAME = "drm"
 DRM_IOCTL_TYPE = 0x64
 # Numbers of a DRM or accel driver (DRM_COMMAND_BASE up to DRM_COMMAND_END); all others belong to the DRM core.
@@ -27,30 +46,43 @@ _VISIBILITY_BY_VALUE = {visibility.value: visibility for visibility in Visibilit
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _IOCTL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}")
 _MATCH_NAME = re.compile(r"[!-~]{1,128}")
+_MODULE_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
+_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,5}")
 _NOTE = re.compile(r"[ -~]{0,200}")
-
-_T = TypeVar("_T")
+_BYTES = range(0x100)
+_COMMANDS = range(1 << 32)
+_MAJORS = range(1 << 12)
+_MINORS = range(1 << 20)
+_INTERFACE_KEYS = "subsystem, uevent_drivers, sysfs_names, drm_names, nodes, ioctl_type, ioctl, argument and release"
+_RULE_KEYS = "nr or cmd, kind, name and type"
+_NODE_KEYS = "devname and class, or chrdev or major with minors, or anonymous alone"
 
 
 def parse_table(text: str, source: str) -> DriverTable:
     """The table that `text` describes; `source` is the file it came from, for errors and listings."""
-    top = _Section(_parse_toml(text, source), source, "")
-    visibility = _Section(top.take("visibility", dict), source, "visibility.")
+    top = Section(_parse_toml(text, source), source)
+    visibility, note = _parse_visibility(top.take_section("visibility"))
     table = DriverTable(
         name=top.take_text("name", _DRIVER_NAME),
-        subsystem=top.take_choice("subsystem", SUBSYSTEMS),
-        uevent_drivers=top.take_texts("uevent_drivers", _MATCH_NAME),
-        sysfs_names=top.take_texts("sysfs_names", _MATCH_NAME),
-        ioctl_type=top.take_byte("ioctl_type"),
-        visibility=_VISIBILITY_BY_VALUE[visibility.take_choice("submit", _VISIBILITY_BY_VALUE)],
-        visibility_note=visibility.take_text("note", _NOTE, ""),
-        ioctls=tuple(_parse_rules(top.take("ioctl", list), source)),
+        hardware=top.take_text("hardware", _NOTE, ""),
+        interfaces=_parse_interfaces(top),
+        visibility=visibility,
+        visibility_note=note,
         source=source,
     )
-    visibility.finish()
-    top.finish()
-    _check_table(table)
+    top.finish(f"name, hardware, visibility and either interface or {_INTERFACE_KEYS}")
+    for interface in table.interfaces:
+        _check_interface(table, interface)
     return table
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """The numbers that a version begins with, to be compared; None when it begins with none. 4.23 is 4.23.0."""
+    match = _VERSION.match(text)
+    numbers = [int(number) for number in match[0].split(".")] if match else []
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers) or None
 
 
 def _parse_toml(text: str, source: str) -> dict[str, object]:
@@ -61,91 +93,127 @@ def _parse_toml(text: str, source: str) -> dict[str, object]:
         raise ConfigError(f"{source}: not valid TOML: {error}", "Correct the file or remove it") from error
 
 
-def _parse_rules(entries: list[object], source: str) -> Iterator[IoctlRule]:
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise _refusal(source, f"ioctl[{index}]", entry, "a table with nr, kind and name")
-        section = _Section(entry, source, f"ioctl[{index}].")
-        name = section.take_text("name", _IOCTL_NAME)
-        yield IoctlRule(name, section.take_byte("nr"), _KIND_BY_LABEL[section.take_choice("kind", _KIND_BY_LABEL)])
-        section.finish()
+def _parse_visibility(section: Section) -> tuple[dict[str, Visibility], str]:
+    visibility = {
+        what: _VISIBILITY_BY_VALUE[section.take_choice(what, _VISIBILITY_BY_VALUE)]
+        for what in WHATS
+        if what == "submit" or section.has(what)
+    }
+    note = section.take_text("note", _NOTE, "")
+    section.finish(f"{', '.join(WHATS)} and note")
+    return visibility, note
 
 
-def _check_table(table: DriverTable) -> None:
+def _parse_interfaces(top: Section) -> tuple[Interface, ...]:
+    if not top.has("interface"):
+        return (_parse_interface(top),)
+    interfaces = tuple(map(_parse_interface, top.take_sections("interface", _INTERFACE_KEYS)))
+    if not interfaces:
+        raise refusal(top.source, "interface", [], "a list of at least one")
+    return interfaces
+
+
+def _parse_interface(section: Section) -> Interface:
+    default = section.take_number("ioctl_type", _BYTES) if section.has("ioctl_type") else None
+    arguments = _parse_arguments(section)
+    interface = Interface(
+        subsystem=section.take_choice("subsystem", (*SUBSYSTEMS, CHAR)),
+        uevent_drivers=section.take_texts("uevent_drivers", _MATCH_NAME),
+        sysfs_names=section.take_texts("sysfs_names", _MATCH_NAME),
+        drm_names=section.take_texts("drm_names", _MATCH_NAME),
+        nodes=tuple(map(_parse_node, section.take_sections("nodes", _NODE_KEYS))),
+        ioctls=_parse_rules(section, default, arguments),
+        releases=tuple(_parse_releases(section, default, arguments)),
+    )
+    named = {rule.name for rules in _rule_lists(interface) for rule in rules}
+    for name in arguments:
+        if name not in named:
+            raise refusal(section.source, "argument", name, "the name of a call of the same interface")
+    return interface
+
+
+def _parse_node(section: Section) -> NodeMatch:
+    if section.has("anonymous"):
+        return NodeMatch("", anonymous=section.take_text("anonymous", _MATCH_NAME))
+    devname = section.take_text("devname", _MATCH_NAME)
+    if section.has("chrdev"):
+        return NodeMatch(devname, chrdev=section.take_text("chrdev", _MATCH_NAME), minors=_take_minors(section))
+    if section.has("major"):
+        return NodeMatch(devname, major=section.take_number("major", _MAJORS), minors=_take_minors(section))
+    return NodeMatch(devname, sysfs_class=section.take_text("class", _MATCH_NAME) if section.has("class") else None)
+
+
+def _take_minors(section: Section) -> tuple[int, int]:
+    minors = section.take("minors", list)
+    if [type(each) for each in minors] != [int, int] or not 0 <= minors[0] <= minors[1] < _MINORS.stop:
+        raise section.refuse("minors", minors, f"first and last, from 0 to {_MINORS.stop - 1}")
+    return minors[0], minors[1]
+
+
+def _parse_arguments(section: Section) -> dict[str, Argument]:
+    if not section.has("argument"):
+        return {}
+    arguments = section.take_section("argument")
+    return {name: parse_argument(arguments.take_section(name)) for name in arguments.names()}
+
+
+def _parse_rules(section: Section, default: int | None, arguments: Mapping[str, Argument]) -> tuple[IoctlRule, ...]:
+    return tuple(_parse_rule(each, default, arguments) for each in section.take_sections("ioctl", _RULE_KEYS))
+
+
+def _parse_rule(section: Section, default: int | None, arguments: Mapping[str, Argument]) -> IoctlRule:
+    name = section.take_text("name", _IOCTL_NAME)
+    kind = _KIND_BY_LABEL[section.take_choice("kind", _KIND_BY_LABEL)]
+    if section.has("cmd"):
+        cmd = section.take_number("cmd", _COMMANDS)
+        return IoctlRule(name, cmd & 0xFF, kind, cmd >> 8 & 0xFF, cmd, arguments.get(name))
+    nr = section.take_number("nr", _BYTES)
+    return IoctlRule(name, nr, kind, section.take_number("type", _BYTES, default), None, arguments.get(name))
+
+
+def _parse_releases(section: Section, default: int | None, arguments: Mapping[str, Argument]) -> Iterator[Release]:
+    for each in section.take_sections("release", "module, first, last and ioctl"):
+        first, last = (parse_version(each.take_text(key, _VERSION)) for key in ("first", "last"))
+        assert first is not None and last is not None  # they match _VERSION
+        if first > last:
+            raise each.refuse("last", ".".join(map(str, last)), "a version not before first")
+        yield Release(each.take_text("module", _MODULE_NAME), first, last, _parse_rules(each, default, arguments))
+
+
+def _rule_lists(interface: Interface) -> Iterator[tuple[IoctlRule, ...]]:
+    yield interface.ioctls
+    yield from (release.ioctls for release in interface.releases)
+
+
+def _check_interface(table: DriverTable, interface: Interface) -> None:
     """Refuse what is well-formed but can never match: it would look as if it counted."""
-    if table.ioctl_type != DRM_IOCTL_TYPE:
-        raise _refusal(table.source, "ioctl_type", table.ioctl_type, f"{DRM_IOCTL_TYPE:#x}, which all DRM calls have")
+    is_char = interface.subsystem == CHAR
     is_core = table.name == CORE_NAME
-    if not is_core and not table.uevent_drivers and not table.sysfs_names:
-        raise _refusal(table.source, "uevent_drivers", [], "a driver, unless sysfs_names has a device name")
-    kinds: dict[int, IoctlRule] = {}
-    for rule in table.ioctls:
+    if is_char is not bool(interface.nodes):
+        raise refusal(table.source, "nodes", [*interface.nodes], "given for subsystem char and for no other")
+    if not is_char and not is_core and not interface.uevent_drivers and not interface.sysfs_names:
+        raise refusal(table.source, "uevent_drivers", [], "a driver, unless sysfs_names has a device name")
+    for rules in _rule_lists(interface):
+        if not is_char:
+            _check_drm_rules(table.source, rules, is_core)
+        _check_kinds(table.source, rules)
+
+
+def _check_drm_rules(source: str, rules: tuple[IoctlRule, ...], is_core: bool) -> None:
+    for rule in rules:
+        if rule.type != DRM_IOCTL_TYPE or rule.cmd is not None:
+            raise refusal(source, "ioctl_type", rule.type, f"{DRM_IOCTL_TYPE:#x}, which all DRM calls have, and no cmd")
         if (rule.nr in DRIVER_NRS) is is_core:
             wanted = "0x00-0x3f or 0xa0-0xff, the core's" if is_core else "0x40-0x9f, with DRM_COMMAND_BASE added"
-            raise _refusal(table.source, f"nr of {rule.name}", f"{rule.nr:#04x}", wanted)
-        other = kinds.setdefault(rule.nr, rule)
-        if other.kind is not rule.kind:
+            raise refusal(source, f"nr of {rule.name}", f"{rule.nr:#04x}", wanted)
+
+
+def _check_kinds(source: str, rules: tuple[IoctlRule, ...]) -> None:
+    by_number: dict[tuple[int, int, int | None], IoctlRule] = {}
+    for rule in rules:
+        other = by_number.setdefault((rule.type, rule.nr, rule.cmd), rule)
+        if (other.kind, other.argument) != (rule.kind, rule.argument):
             raise ConfigError(
-                f"{table.source}: {rule.name} and {other.name} have the same nr {rule.nr:#04x} but two kinds",
-                "Keep one of them; calls are told apart by nr alone",
+                f"{source}: {rule.name} and {other.name} have the same nr {rule.nr:#04x} but two kinds",
+                "Keep one of them; calls are told apart by type and nr alone",
             )
-
-
-def _refusal(source: str, key: str, value: object, wanted: str) -> ConfigError:
-    try:
-        shown = repr(value)
-    except ValueError:
-        shown = "too long a number"  # Python refuses to print integers of thousands of digits
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return ConfigError(f"{source}: {key} is {shown}", f"It must be {wanted}")
-
-
-class _Section:
-    """One TOML table while it is read: keys are taken one by one, what is left at the end is unknown."""
-
-    def __init__(self, values: Mapping[str, object], source: str, prefix: str) -> None:
-        self._left = dict(values)
-        self._source = source
-        self._prefix = prefix
-
-    def take(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
-        value = self._left.pop(key, default)
-        if value is None:
-            raise ConfigError(f"{self._source}: {self._prefix}{key} is missing", f"Add it; its type is {kind.__name__}")
-        if type(value) is not kind:  # not isinstance: true is no number here
-            raise self._refuse(key, value, f"of type {kind.__name__}")
-        return value
-
-    def take_text(self, key: str, pattern: re.Pattern[str], default: str | None = None) -> str:
-        return self._matching(key, self.take(key, str, default), pattern)
-
-    def take_texts(self, key: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
-        return tuple(self._matching(key, value, pattern) for value in self.take(key, list, []))
-
-    def take_choice(self, key: str, choices: Iterable[str]) -> str:
-        value = self.take(key, str)
-        if value not in choices:
-            raise self._refuse(key, value, f"one of {', '.join(choices)}")
-        return value
-
-    def take_byte(self, key: str) -> int:
-        value = self.take(key, int)
-        if value not in range(0x100):
-            raise self._refuse(key, value, "from 0 to 255")
-        return value
-
-    def finish(self) -> None:
-        for key in sorted(self._left):
-            raise ConfigError(
-                f"{self._source}: unknown key {(self._prefix + key)[:80]!r}",
-                "Keys are name, subsystem, uevent_drivers, sysfs_names, ioctl_type, visibility (submit, note) "
-                "and ioctl (nr, kind, name)",
-            )
-
-    def _matching(self, key: str, value: object, pattern: re.Pattern[str]) -> str:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise self._refuse(key, value, f"text that matches {pattern.pattern}")
-        return value
-
-    def _refuse(self, key: str, value: object, wanted: str) -> ConfigError:
-        return _refusal(self._source, self._prefix + key, value, wanted)

@@ -3,23 +3,32 @@
 
 An operator's file adds a table or replaces the one of the same name, the core's too. A file that cannot be used is
 left out and reported beside the others; it never takes them down. Holds no file open.
+
+Whoever needs all calls of all drivers asks load_tables(). The service does not: parsing them takes as long as the rest
+of a scan many times over, so it reads load_heads(), which tell what fits a device, and complete() for what it found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 
-from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table
-from kubenpu.model.device import DriverTable
+from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
+from kubenpu.model.device import DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import Kind
 
 OPERATOR_DIR = Path("/etc/kubenpu/drivers.d")
+_PACKAGE = "kubenpu.devices.drivers"
+_SHIPPED = "kubenpu/devices/drivers"
+_CORE_STEM = "core"
 _MAX_FILE_BYTES = 1 << 20
+# In our own files, which tests hold to it: the list of calls and what is said of arguments, up to the next blank line.
+_CALLS = re.compile(r"^(?:ioctl = \[|\[(?:interface\.)?argument\.).*?(?:\n\n|\Z)", re.M | re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +46,29 @@ class LoadedTables:
 
 def load_tables(operator_dir: Path = OPERATOR_DIR) -> LoadedTables:
     """Read all tables. An operator's file comes before ours and a later file before an earlier one."""
+    return _load(operator_dir, whole=True)
+
+
+def load_heads(operator_dir: Path = OPERATOR_DIR) -> LoadedTables:
+    """As load_tables(), but our own tables, the core's apart, have no calls."""
+    return _load(operator_dir, whole=False)
+
+
+def complete(loaded: LoadedTables, names: Collection[str | None]) -> LoadedTables:
+    """With the calls of the tables called so."""
+    tables = (
+        _read_shipped_table(table.name, whole=True)
+        if table.name in names and table.source == _shipped_source(table.name)
+        else table
+        for table in loaded.tables
+    )
+    return replace(loaded, tables=tuple(tables))
+
+
+def _load(operator_dir: Path, whole: bool) -> LoadedTables:
     operator, errors = _read_operator_tables(operator_dir)
     by_name: dict[str, DriverTable] = {}
-    for table in (*reversed(operator), *_read_builtin_tables()):
+    for table in (*reversed(operator), *_read_shipped_tables(whole)):
         by_name.setdefault(table.name, table)
     core = by_name.pop(CORE_NAME)
     return LoadedTables(tuple(by_name.values()), core, tuple(errors))
@@ -49,33 +78,51 @@ def match_table(
     tables: Iterable[DriverTable], subsystem: str, driver: str | None, sysfs_name: str
 ) -> DriverTable | None:
     """The first table that knows the driver bound to a device or, where that says nothing, the device's name."""
-    candidates = [table for table in tables if table.subsystem == subsystem]
-    for table in candidates:
-        if driver in table.uevent_drivers:
+    candidates = [(table, table.interface(subsystem)) for table in tables]
+    for table, interface in candidates:
+        if interface and driver in interface.uevent_drivers:
             return table
-    for table in candidates:
-        if any(fnmatchcase(sysfs_name, pattern) for pattern in table.sysfs_names):
+    for table, interface in candidates:
+        if interface and any(fnmatchcase(sysfs_name, pattern) for pattern in interface.sysfs_names):
             return table
     return None
 
 
-def rule_kinds(core: DriverTable, table: DriverTable | None) -> bytes:
-    """The Kind of every ioctl number of one device, 256 bytes. Numbers that no table lists are OTHER."""
+def calls_in_force(interface: Interface, installed: Callable[[str], str | None]) -> tuple[IoctlRule, ...]:
+    """The calls of the release that is loaded; `installed` gives the version of a module, None when it has none."""
+    for release in interface.releases:
+        version = parse_version(installed(release.module) or "")
+        if version is not None and release.first <= version <= release.last:
+            return release.ioctls
+    return interface.ioctls
+
+
+def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
+    """The Kind of every ioctl number of one DRM or accel device, 256 bytes. Numbers that no table lists are OTHER."""
     kinds = bytearray([Kind.OTHER]) * 256
-    for rule in core.ioctls:
+    for rule in (rule for interface in core.interfaces for rule in interface.ioctls):
         if rule.nr not in DRIVER_NRS:
             kinds[rule.nr] = rule.kind
-    for rule in table.ioctls if table else ():
+    for rule in calls:
         if rule.nr in DRIVER_NRS:
             kinds[rule.nr] = rule.kind
     return bytes(kinds)
 
 
-def _read_builtin_tables() -> Iterator[DriverTable]:
-    files = resources.files("kubenpu.devices.drivers").iterdir()
-    for file in sorted(files, key=lambda file: file.name):
-        if file.name.endswith(".toml"):
-            yield parse_table(file.read_text(encoding="utf-8"), f"kubenpu/devices/drivers/{file.name}")
+def _read_shipped_tables(whole: bool) -> Iterator[DriverTable]:
+    for name in sorted(file.name for file in resources.files(_PACKAGE).iterdir()):
+        stem, dot, ending = name.rpartition(".")
+        if dot and ending == "toml":
+            yield _read_shipped_table(stem, whole or stem == _CORE_STEM)
+
+
+def _read_shipped_table(stem: str, whole: bool) -> DriverTable:
+    text = resources.files(_PACKAGE).joinpath(f"{stem}.toml").read_text(encoding="utf-8")
+    return parse_table(text if whole else _CALLS.sub("", text), _shipped_source(stem))
+
+
+def _shipped_source(stem: str) -> str:
+    return f"{_SHIPPED}/{stem}.toml"
 
 
 def _read_operator_tables(directory: Path) -> tuple[list[DriverTable], list[ConfigError]]:

@@ -14,7 +14,7 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -50,8 +50,8 @@ class NodePort(Protocol):
     def view(self) -> View:
         """The node now."""
 
-    def visibility(self, vendor: str | None) -> Visibility | None:
-        """Whether submissions of a driver pass an ioctl."""
+    def visibility(self, vendor: str | None) -> Mapping[str, Visibility]:
+        """What of a driver's work passes an ioctl."""
 
     def note_source(self, source: str, reason: str, seconds: float) -> None:
         """Whether the bus is there; reason "" means yes."""

@@ -7,13 +7,18 @@ alone. Refuses to invent: no hook up, no ioctl series; no submit series where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from kubenpu.model.device import Visibility
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import ZERO, Counts
 from kubenpu.model.view import Usage, View
+
+VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
+# A code and no share: how much of it partly is, nobody knows.
+VISIBILITY_CODES = {Visibility.ALWAYS: 1.0, Visibility.PARTLY: 0.5, Visibility.NEVER: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class Scrape:
 
     view: View
     submit_vendors: frozenset[str]
+    visibility: VisibilityOf
     loss_reasons: tuple[str, ...] = ()
 
     @property
@@ -131,6 +137,12 @@ def _device_info(scrape: Scrape) -> Iterator[Point]:
         numa_node = "" if device.numa_node is None else str(device.numa_node)
         labels = (device.address, device.vendor or "-", device.driver or "", device.pci_id or "", numa_node)
         yield Point((*labels, scrape.view.node), 1)
+
+
+def _device_visibility(scrape: Scrape) -> Iterator[Point]:
+    for device in scrape.view.devices:
+        for what, visibility in scrape.visibility(device.vendor).items():
+            yield Point((device.address, what), VISIBILITY_CODES[visibility])
 
 
 def _drops(scrape: Scrape) -> Iterator[Point]:
@@ -256,6 +268,15 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "sysfs",
         _device_info,
+    ),
+    Metric(
+        "kubenpu_device_visibility",
+        "gauge",
+        ("device", "what"),
+        "Whether submissions, memory and waits pass calls at all: 1 always, 0.5 partly, 0 never; absent: not known.",
+        "1",
+        "driver tables",
+        _device_visibility,
     ),
     Metric(
         "kubenpu_events_dropped_total",

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape
+from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape, VisibilityOf
 from kubenpu.model.device import Visibility
 from kubenpu.model.view import View
 
@@ -28,8 +28,6 @@ CONTENT_TYPES = {
     False: "text/plain; version=0.0.4; charset=utf-8",
     True: f"{OPENMETRICS}; version=1.0.0; charset=utf-8",
 }
-
-VisibilityOf = Callable[[str], Visibility | None]
 
 
 class ViewCollector(Collector):
@@ -53,7 +51,7 @@ class ViewCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         view = self._get_view()
-        scrape = Scrape(view, submit_vendors(view, self._visibility), self._loss_reasons)
+        scrape = Scrape(view, submit_vendors(view, self._visibility), self._visibility, self._loss_reasons)
         for metric in METRICS:
             points = _merge(metric, metric.points(scrape))
             if points:
@@ -63,7 +61,7 @@ class ViewCollector(Collector):
 def submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
     """Drivers whose submissions pass an ioctl at least partly."""
     vendors = {usage.vendor for usage in view.usage} | {device.vendor for device in view.device_usage}
-    return frozenset(v for v in vendors if v is not None and visibility(v) not in {None, Visibility.NEVER})
+    return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})
 
 
 class Exposition:

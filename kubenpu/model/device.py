@@ -4,45 +4,145 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kubenpu.model.kinds import Kind
 
 
 class Visibility(enum.Enum):
-    """Whether work given to the hardware passes an ioctl: always, partly (user-mode queues exist) or never."""
+    """Whether something passes an ioctl: always, partly (there are other ways too) or never."""
 
     ALWAYS = "always"
     PARTLY = "partly"
     NEVER = "never"
 
 
+# What a driver lets one see: work handed to the hardware, its memory, waiting for it.
+WHATS = ("submit", "memory", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number inside the argument of a call: `width` bytes at `offset`, in the byte order of the machine.
+
+    `size` is the smallest argument the call has in any release; the field lies inside it. It is to be read when the
+    call begins, because drivers write their answer over it.
+    """
+
+    size: int
+    offset: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindField(Field):
+    """Decides the kind: that of `value & mask`, and the rule's own for a value that is not listed."""
+
+    mask: int
+    kinds: Mapping[int, Kind]
+
+
+@dataclass(frozen=True, slots=True)
+class CountField(Field):
+    """How much one call carries, in `unit`."""
+
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuField(Field):
+    """Which device of a node that stands for several; `key` says what the number is."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope(Field):
+    """Another call of the same type byte: its nr, its size (4 bytes at `length`), its argument (8 at `pointer`)."""
+
+    length: int
+    pointer: int
+
+
+Argument = KindField | CountField | GpuField | Envelope
+
+
 @dataclass(frozen=True, slots=True)
 class IoctlRule:
-    """One ioctl of a driver, matched by type byte and number, never by the whole command (sizes change)."""
+    """One ioctl of a driver, matched by type byte and number (sizes change), or by `cmd` as a whole where it is set."""
 
     name: str
     nr: int
     kind: Kind
+    type: int
+    cmd: int | None = None
+    argument: Argument | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Calls of the releases `first` to `last` of a module whose numbers differ between releases."""
+
+    module: str
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    ioctls: tuple[IoctlRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMatch:
+    """Device nodes of a driver. `devname` is a pattern of the name below /dev, empty for files without a node.
+
+    One of these says where the number is found: `sysfs_class` in sysfs; `chrdev` a name in /proc/devices; `major`
+    fixed; `anonymous` files without number, by the name of their inode; none of them: any class of sysfs.
+    `minors` is first and last.
+    """
+
+    devname: str
+    sysfs_class: str | None = None
+    chrdev: str | None = None
+    major: int | None = None
+    minors: tuple[int, int] | None = None
+    anonymous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One kind of device node of a driver and the calls on it.
+
+    `subsystem` drm or accel: nodes of these classes, calls pass drm_ioctl. char: other nodes, given by `nodes`.
+    `uevent_drivers` are values of DRIVER in the parent's uevent, `sysfs_names` names of parent devices that have no
+    driver of their own (vgem), `drm_names` what the driver calls itself in fdinfo and DRM_IOCTL_VERSION.
+    `ioctls` hold for releases that none of `releases` covers.
+    """
+
+    subsystem: str
+    uevent_drivers: tuple[str, ...]
+    sysfs_names: tuple[str, ...]
+    drm_names: tuple[str, ...]
+    nodes: tuple[NodeMatch, ...]
+    ioctls: tuple[IoctlRule, ...]
+    releases: tuple[Release, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DriverTable:
     """What is known of one kernel driver. Read from devices/drivers/*.toml and /etc/kubenpu/drivers.d/*.toml.
 
-    `name` is the `vendor` label. `uevent_drivers` are values of DRIVER in the parent's uevent, `sysfs_names` names
-    of parent devices that have no driver of their own (vgem). `ioctl_type` is the type byte, 0..255.
+    `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said.
     """
 
     name: str
-    subsystem: str
-    uevent_drivers: tuple[str, ...]
-    sysfs_names: tuple[str, ...]
-    ioctl_type: int
-    visibility: Visibility
+    hardware: str
+    interfaces: tuple[Interface, ...]
+    visibility: Mapping[str, Visibility]
     visibility_note: str
-    ioctls: tuple[IoctlRule, ...]
     source: str
+
+    def interface(self, subsystem: str) -> Interface | None:
+        """Its first interface of a subsystem; drivers have no two of drm or accel."""
+        return next((each for each in self.interfaces if each.subsystem == subsystem), None)
 
 
 @dataclass(frozen=True, slots=True)

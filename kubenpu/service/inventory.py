@@ -7,11 +7,13 @@ Used by kubenpu-probe at boot and by kubenpud at hotplug; a lock file keeps the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from kubenpu.devices.discovery import discover
-from kubenpu.devices.tables import LoadedTables, load_tables, rule_kinds
+from kubenpu.devices.discovery import discover, read_module_version
+from kubenpu.devices.tables import LoadedTables, calls_in_force, complete, load_heads, rule_kinds
 from kubenpu.kernel.pins import locked
 from kubenpu.kernel.store import CounterStore
 from kubenpu.model.device import Device
@@ -22,21 +24,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The accelerators of the node and the driver tables they were matched with."""
+    """The accelerators of the node, the driver tables they were matched with, and the kinds of their calls."""
 
     devices: tuple[Device, ...]
     tables: LoadedTables
+    kinds: Mapping[str, bytes]
 
 
 def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     """Reads tables and sysfs; logs what could not be used and goes on with the rest."""
-    tables = load_tables(drivers_directory)
+    tables = load_heads(drivers_directory)
     for error in tables.errors:
         log.error("driver table left out: %s", error)
     found = discover(sysfs, tables.tables)
     for problem in found.problems:
         log.warning("device: %s", problem)
-    return Inventory(found.devices, tables)
+    tables = complete(tables, {device.vendor for device in found.devices})
+    kinds = {device.address: _read_kinds(device, tables, sysfs) for device in found.devices}
+    return Inventory(found.devices, tables, kinds)
+
+
+def _read_kinds(device: Device, tables: LoadedTables, sysfs: Path) -> bytes:
+    table = tables.by_name(device.vendor)
+    interface = table.interface(device.subsystem) if table else None
+    calls = calls_in_force(interface, partial(read_module_version, sysfs)) if interface else ()
+    return rule_kinds(tables.core, calls)
 
 
 def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) -> None:
@@ -48,7 +60,7 @@ def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) 
             if slot is None:
                 log.error("device %s is not counted: all device slots are taken since boot", device.address)
                 continue
-            kinds = rule_kinds(inventory.tables.core, inventory.tables.by_name(device.vendor))
+            kinds = inventory.kinds[device.address]
             rules += [DeviceRule(node.major, node.minor, slot, kinds) for node in device.nodes]
         for refused in store.write_rules(rules):
             log.error("device node %d:%d is not counted: its minor is too high", refused.major, refused.minor)

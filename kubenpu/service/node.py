@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -292,10 +292,10 @@ class Node:
         since = min((h.since_ns for h in hooks if h.mechanism != OFF), default=None)
         return hooks, None if since is None else since / 1e9 + self._ledger.boot_unix_s
 
-    def visibility(self, vendor: str | None) -> Visibility | None:
-        """Whether submissions of a driver pass an ioctl; None when no table knows the driver."""
+    def visibility(self, vendor: str | None) -> Mapping[str, Visibility]:
+        """What of a driver's work passes an ioctl; empty when no table knows the driver."""
         table = self._inventory.tables.by_name(vendor) if self._inventory else None
-        return table.visibility if table else None
+        return table.visibility if table else {}
 
     def summary(self) -> str:
         """One line for systemctl status."""

@@ -21,6 +21,7 @@ from typing import cast
 import pytest
 
 from kubenpu.config.settings import Settings
+from kubenpu.model.device import Visibility
 from kubenpu.model.errors import SourceError
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.daemon import Daemon
@@ -112,8 +113,8 @@ class FakeNode:
     def view(self) -> View:
         return View("1", "n", self.simulated, None, (), (), (), (), self.sources, {}, 0, 0, 0)
 
-    def visibility(self, _vendor: str | None) -> None:
-        return None
+    def visibility(self, _vendor: str | None) -> dict[str, Visibility]:
+        return {}
 
     def summary(self) -> str:
         return f"{self.steps.count('rescan')} scans"

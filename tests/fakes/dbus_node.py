@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from kubenpu.model.view import DeviceUsage, Usage, View
 
 IGPU, NPU = "0000:00:02.0", "npu.0"
 GPU_PATH, NPU_PATH = "/io/kubenpu/device/0000_3a00_3a02_2e0", "/io/kubenpu/device/npu_2e0"
-VISIBILITY = {"i915": Visibility.ALWAYS, "doorbell": Visibility.NEVER}
+VISIBILITY = {"i915": {"submit": Visibility.ALWAYS}, "doorbell": {"submit": Visibility.NEVER}}
 POD = Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1", container_id="c1")
 HOST = Owner(OwnerKind.HOST, unit="ssh.service")
 LOST = Owner(OwnerKind.UNKNOWN, pod_uid="u9", container_id="c9")
@@ -107,8 +108,8 @@ class FakeNode:
             assert self.hold.wait(20)
         return self.shown
 
-    def visibility(self, vendor: str | None) -> Visibility | None:
-        return VISIBILITY.get(vendor or "")
+    def visibility(self, vendor: str | None) -> Mapping[str, Visibility]:
+        return VISIBILITY.get(vendor or "", {})
 
     async def reload(self) -> None:
         self.reloads += 1

@@ -12,25 +12,17 @@ import pytest
 from kubenpu.cli.main import COMMANDS, EXIT_CODES
 from kubenpu.config.settings import SETTINGS
 from kubenpu.devices.schema import CORE_NAME
-from kubenpu.devices.tables import load_tables
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.kernel.losses import LOSSES
-from kubenpu.model.device import DriverTable
 from kubenpu.model.kinds import KINDS
 from make_pages import PAGES
+from tests.rules.hardware import BEGIN, END, hardware_table, tables
 from tests.rules.tree import ROOT, files, shown, table_below
 
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 HACKING = (ROOT / "HACKING.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-
-
-def tables() -> list[DriverTable]:
-    """Our own tables only, the core's too."""
-    loaded = load_tables(ROOT / "no operator's tables")
-    assert loaded.errors == ()
-    return [loaded.core, *loaded.tables]
 
 
 def code(text: str) -> str:
@@ -56,10 +48,9 @@ def test_phony_targets_exist() -> None:
 
 
 def test_readme_tells_what_is_seen_of_each_driver() -> None:
-    documented = {code(row[0]): row[1:] for row in table_below(README, "## What is seen, per driver")}
-    assert documented == {
-        table.name: (table.visibility.value, table.visibility_note) for table in tables() if table.name != CORE_NAME
-    }
+    (section,) = re.findall(rf"{re.escape(BEGIN)}\n(.*?){re.escape(END)}\n", README, re.S)
+    wanted = hardware_table(tables())
+    assert section == wanted, f"Put this between the marks, or run python -m tests.rules.hardware:\n{wanted}"
 
 
 @pytest.mark.parametrize("path", files(".toml", below="kubenpu/devices/drivers"), ids=shown)

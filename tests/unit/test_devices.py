@@ -94,21 +94,21 @@ PARENTS = {
     ),
     "05 amd npu": ("devices/pci0000:00/0000:c5:00.1", "accel0", "0000:c5:00.1", "amdxdna", "amdxdna", "1022:17F0"),
     "06 nvidia data centre gpu": (
-        "devices/pci0001:00/0001:1b:00.0", "card1", "0001:1b:00.0", "nvidia", None, "10DE:2330",
+        "devices/pci0001:00/0001:1b:00.0", "card1", "0001:1b:00.0", "nvidia", "nvidia", "10DE:2330",
     ),
     "07 virtual function of a xe device": (
         "devices/pci0000:80/0000:84:00.3", "renderD130", "0000:84:00.3", "xe", "xe", "8086:E223",
     ),
-    "10 panthor on device tree": ("devices/platform/fb000000.gpu", "card0", "fb000000.gpu", "panthor", None, None),
-    "11 rocket, parent of accel0": ("devices/platform/rknn", "accel0", "rknn", None, None, None),
+    "10 panthor on device tree": ("devices/platform/fb000000.gpu", "card0", "fb000000.gpu", "panthor", "panthor", None),
+    "11 rocket, parent of accel0": ("devices/platform/rknn", "accel0", "rknn", None, "rocket", None),
     "13 amd partition": ("devices/platform/amdgpu_xcp_3", "renderD131", "amdgpu_xcp_3", None, "amdgpu", None),
     "14 virtual machine": (
         "devices/pci0000:00/0000:00:10.0", "card0", "0000:00:10.0", "virtio-pci", "virtio_gpu", "1AF4:1050",
     ),
     "15 vgem in 6.12": ("devices/platform/vgem", "card1", "vgem", None, "vgem", None),
     "16 vgem in 7.3": ("devices/faux/vgem", "card1", "vgem", "faux_driver", "vgem", None),
-    "17 tegra": ("devices/platform/13e00000.host1x/drm", "card0", "drm", "drm", None, None),
-    "18 etnaviv": ("devices/platform/etnaviv", "renderD128", "etnaviv", "etnaviv", None, None),
+    "17 tegra": ("devices/platform/13e00000.host1x/drm", "card0", "drm", "drm", "tegra", None),
+    "18 etnaviv": ("devices/platform/etnaviv", "renderD128", "etnaviv", "etnaviv", "etnaviv", None),
     "19 value with equals signs (test text, legal by format)": (IGPU, "card0", "0000:00:02.0", "i915", "i915",
         "8086:5917"),
 }  # fmt: skip

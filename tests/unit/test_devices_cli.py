@@ -65,9 +65,12 @@ def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.Capture
         "VENDOR",
         "SUBSYSTEM",
         "SUBMITS",
+        "MEMORY",
+        "WAITS",
         "SYSFS",
     ]
-    assert row.split() == ["-", "-", "rknn", "261:0", "-", "-", "accel", "-", f"{sysfs.root}/devices/platform/rknn"]
+    path = f"{sysfs.root}/devices/platform/rknn"
+    assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", "always", "-", "-", path]
 
 
 def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +87,8 @@ def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> N
             "vendor": "i915",
             "subsystem": "drm",
             "visibility": "always",
+            "memory_visibility": None,
+            "wait_visibility": None,
             "sysfs_path": str(sysfs.root / IGPU),
             "simulated": False,
         }
@@ -154,7 +159,18 @@ def test_drivers_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables["intel_vpu"]["subsystem"] == "accel"
     assert tables["i915"]["visibility"] == "always"
     submit = {"name": "DRM_IOCTL_I915_GEM_EXECBUFFER2_WR", "type": 0x64, "nr": 0x69, "kind": "submit"}
-    assert submit in tables["i915"]["ioctls"]
+    assert {**submit, "interface": 0} in tables["i915"]["ioctls"]
+    nvidia = tables["nvidia"]
+    assert (nvidia["subsystem"], nvidia["visibility"], nvidia["memory_visibility"]) == ("char", "never", "always")
+    assert [each["subsystem"] for each in nvidia["interfaces"]] == ["char", "drm"]
+    assert {"devname": "nvidiactl", "major": 195, "minors": [255, 255]} in nvidia["interfaces"][0]["nodes"]
+    calls = {call["name"]: call for call in nvidia["ioctls"]}
+    assert calls["NV_ESC_RM_ALLOC"]["argument"]["kinds"]["62"] == "alloc"
+    assert calls["NV_ESC_IOCTL_XFER_CMD"]["argument"] == {
+        "decides": "envelope", "size": 16, "offset": 0, "width": 4, "length": 4, "pointer": 8,
+    }  # fmt: skip
+    assert tables["hailo"]["ioctls"][0]["release"] == {"module": "hailo_pci", "first": "4.18.1", "last": "4.23"}
+    assert all("cmd" in call for call in tables["nvidia-uvm"]["ioctls"])
 
 
 def test_table_rendering() -> None:

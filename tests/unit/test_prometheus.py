@@ -33,7 +33,11 @@ PROMETHEUS_3 = (
 POD = Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1")
 HOST = Owner(OwnerKind.HOST, unit="ssh.service")
 LOST = Owner(OwnerKind.UNKNOWN, pod_uid="u9", container_id="c9")
-TABLES = {"i915": Visibility.ALWAYS, "intel_vpu": Visibility.PARTLY, "doorbell": Visibility.NEVER}
+TABLES = {
+    "i915": {"submit": Visibility.ALWAYS},
+    "intel_vpu": {"submit": Visibility.PARTLY, "wait": Visibility.ALWAYS},
+    "doorbell": {"submit": Visibility.NEVER, "memory": Visibility.PARTLY, "wait": Visibility.NEVER},
+}
 
 
 def counts(*calls: int, wait_ns: int = 0) -> Counts:
@@ -70,9 +74,13 @@ VIEW = View(
 )
 
 
+def visibility_of(vendor: str | None) -> dict[str, Visibility]:
+    return TABLES.get(vendor or "", {})
+
+
 def render(view: View, accept: str = "") -> str:
     reasons = ("cells-full", "no-device")
-    return Exposition(lambda: view, TABLES.get, reasons).render(accept)[1].decode("utf-8")
+    return Exposition(lambda: view, visibility_of, reasons).render(accept)[1].decode("utf-8")
 
 
 def parse(text: str, accept: str = "") -> list[Family]:
@@ -130,6 +138,24 @@ def test_every_kind_of_a_seen_workload_is_there_from_the_start() -> None:
     assert calls == {"submit": 100, "alloc": 20, "free": 0, "map": 0, "wait": 7, "context": 0, "other": 0}
     assert select(VIEW, "kubenpu_ioctl_errors_total", pod="web-0")["submit"] == 10
     assert select(VIEW, "kubenpu_ioctl_wait_seconds_total", pod="web-0") == {"": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "codes"),
+    [
+        ("i915", {"submit": 1.0}),
+        ("intel_vpu", {"submit": 0.5, "wait": 1.0}),
+        ("doorbell", {"submit": 0.0, "memory": 0.5, "wait": 0.0}),
+        (None, {}),
+    ],
+)
+def test_visibility_is_a_code_per_device_and_absent_where_nobody_knows(
+    vendor: str | None, codes: dict[str, float]
+) -> None:
+    view = dataclasses.replace(VIEW, devices=(Device(NPU, "accel", None, vendor, None, None, (), "/sys/x"),))
+    found = [sample for sample in samples(view) if sample.name == "kubenpu_device_visibility"]
+    assert {sample.labels["what"]: sample.value for sample in found} == codes
+    assert {sample.labels["device"] for sample in found} <= {NPU}
 
 
 @pytest.mark.parametrize(("vendor", "shown"), [("i915", True), ("intel_vpu", True), ("doorbell", False), (None, False)])
@@ -266,7 +292,7 @@ def test_equal_gauges_are_not_added_up() -> None:
 )
 def test_content_negotiation(accept: str, expected: bool) -> None:
     assert prefers_openmetrics(accept) is expected
-    content_type, body = Exposition(lambda: VIEW, TABLES.get).render(accept)
+    content_type, body = Exposition(lambda: VIEW, visibility_of).render(accept)
     start = "application/openmetrics-text; version=" if expected else "text/plain; version=0.0.4; charset=utf-8"
     assert content_type.startswith(start)
     assert body.endswith(b"# EOF\n") is expected
@@ -274,5 +300,5 @@ def test_content_negotiation(accept: str, expected: bool) -> None:
 
 @pytest.mark.parametrize("version", ["99", "1.x", "1\r\nX: y", "-1"])
 def test_a_strange_version_does_not_reach_the_library(version: str) -> None:
-    content_type, _ = Exposition(lambda: VIEW, TABLES.get).render(f"application/openmetrics-text;version={version}")
+    content_type, _ = Exposition(lambda: VIEW, visibility_of).render(f"application/openmetrics-text;version={version}")
     assert version not in content_type.replace("version=1.0.0", "").replace("version=0.0.1", "")

@@ -366,12 +366,12 @@ def test_the_summary_counts_accelerators_as_people_do(world: World, node: Node) 
 
 
 def test_what_a_driver_lets_one_see(world: World, node: Node) -> None:
-    assert node.visibility("i915") is None  # nothing was read yet
+    assert node.visibility("i915") == {}  # nothing was read yet
     write_sysfs(world.settings.sysfs, DEVICES)
     node.rescan_devices()
-    assert node.visibility("i915") is Visibility.ALWAYS
-    assert node.visibility("unheard of") is None
-    assert node.visibility(None) is None
+    assert node.visibility("i915") == {"submit": Visibility.ALWAYS}
+    assert node.visibility("unheard of") == {}
+    assert node.visibility(None) == {}
 
 
 def test_a_run_directory_that_cannot_be_locked_stops_no_daemon(

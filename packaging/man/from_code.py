@@ -15,7 +15,7 @@ import from_parsers
 from kubenpu.api import dbus as api
 from kubenpu.cli.main import EXIT_CODES
 from kubenpu.config.settings import SETTINGS, Setting, spell
-from kubenpu.devices import schema
+from kubenpu.devices import arguments, schema
 from kubenpu.devices.tables import load_tables
 from kubenpu.exporters import web, web_config, web_request
 from kubenpu.exporters.metrics import METRICS
@@ -23,7 +23,7 @@ from kubenpu.exporters.prometheus import MAX_LABEL_CHARACTERS
 from kubenpu.identity.cri import KNOWN_SOCKETS
 from kubenpu.kernel import layout
 from kubenpu.kernel.losses import LOSSES
-from kubenpu.model.device import Visibility
+from kubenpu.model.device import DriverTable, Visibility
 from kubenpu.model.kinds import KINDS
 from rst import definition, escape, literal, sentence
 
@@ -72,13 +72,18 @@ def losses() -> Lines:
 def drivers() -> Lines:
     """Those that are built in, without the core's."""
     tables = sorted(load_tables(UNITS / "none").tables, key=lambda table: table.name)
-    return [
-        line
-        for table in tables
-        for line in definition(
-            f"**{table.name}** ({table.subsystem}): {table.visibility.value}", sentence(table.visibility_note)
-        )
-    ]
+    return [line for table in tables for line in _driver(table)]
+
+
+def _driver(table: DriverTable) -> Lines:
+    subsystems = ", ".join(dict.fromkeys(interface.subsystem for interface in table.interfaces))
+    submit, *others = (f"{what} {seen.value}" for what, seen in table.visibility.items())
+    seen = ", ".join((submit.removeprefix("submit "), *others))
+    return definition(
+        f"**{table.name}** ({subsystems}): {seen}",
+        sentence(escape(table.hardware)),
+        sentence(escape(table.visibility_note)),
+    )
 
 
 def exit_codes() -> Lines:
@@ -168,7 +173,9 @@ VALUES: Mapping[str, str] = {
     "label-characters": str(MAX_LABEL_CHARACTERS),
     "max-rows": str(api.MAX_ROWS),
     "max-workloads": str(api.MAX_WORKLOADS),
-    "subsystems": " or ".join(schema.SUBSYSTEMS),
+    "argument-values": str(arguments.MAX_VALUES),
+    "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",
+    "units": ", ".join(arguments.UNITS),
     "tls-versions": ", ".join(web_config.VERSIONS),
     "visibilities": ", ".join(visibility.value for visibility in Visibility),
     "web-connections": str(web.MAX_CONNECTIONS),

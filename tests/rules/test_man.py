@@ -26,6 +26,7 @@ from kubenpu.kernel.attach import COUNTERS, LADDER, OFF
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.kernel.store import LOSS_REASONS
+from kubenpu.model.device import WHATS
 from kubenpu.model.kinds import KINDS
 from kubenpu.service.node import NAMES_NAME
 from kubenpu.service.probe import make_parser as make_probe_parser
@@ -152,8 +153,10 @@ def test_web_configuration() -> None:
 
 
 def test_driver_tables() -> None:
-    keys = keys_asked_for("kubenpu/devices/schema.py", "take", "take_text", "take_texts", "take_choice", "take_byte")
-    assert {"name", "ioctl", "submit", "nr"} <= set(keys)
+    takes = ("take", *(f"take_{what}" for what in ("text", "texts", "choice", "number", "section", "sections")))
+    modules = ("kubenpu/devices/schema.py", "kubenpu/devices/arguments.py")
+    keys = [*WHATS, *(key for module in modules for key in keys_asked_for(module, *takes))]
+    assert {"name", "ioctl", "nr", "module", "mask"} <= set(keys)
     told = section(BY_NAME["kubenpu.toml"], "DRIVER TABLES")
     assert [key for key in keys if f"**{key}**" not in told] == []
     assert absent("kubenpu.toml", [kind.label for kind in KINDS]) == []

@@ -12,12 +12,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
-
 from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape, VisibilityOf
+from kubenpu.exporters.prometheus_parts import (
+    Collector,
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    floatToGoString,
+    write_openmetrics,
+)
 from kubenpu.model.device import Visibility
 from kubenpu.model.view import View
 
@@ -78,11 +81,28 @@ class Exposition:
             self._registries[openmetrics] = registry
 
     def render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and body. The client's header is reduced to one of two answers before the library sees it."""
+        """Content type and body. The client's header is reduced to one of two answers."""
         openmetrics = prefers_openmetrics(accept)
-        encoder, _ = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if openmetrics else "")
+        write = write_openmetrics if openmetrics else write_text
         with self._lock:
-            return CONTENT_TYPES[openmetrics], encoder(self._registries[openmetrics])
+            return CONTENT_TYPES[openmetrics], write(self._registries[openmetrics])
+
+
+def write_text(registry: CollectorRegistry) -> bytes:
+    """The text format, of counters and gauges; see prometheus_parts.py why it is not the library that writes it."""
+    lines = []
+    for family in registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines += [f"# HELP {name} {family.documentation}", f"# TYPE {name} {family.type}"]
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sorted(sample.labels.items()))
+            shown = f"{{{labels}}}" if labels else ""
+            lines.append(f"{sample.name}{shown} {floatToGoString(sample.value)}")  # type: ignore[no-untyped-call]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def prefers_openmetrics(accept: str) -> bool:

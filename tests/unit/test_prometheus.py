@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Metric as Family
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kubenpu.exporters.metrics import METRICS
-from kubenpu.exporters.prometheus import MAX_LABEL_CHARACTERS, Exposition, prefers_openmetrics
+from kubenpu.exporters.prometheus import (
+    MAX_LABEL_CHARACTERS,
+    Exposition,
+    ViewCollector,
+    prefers_openmetrics,
+    write_text,
+)
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
@@ -263,7 +270,11 @@ def test_any_text_is_a_label(texts: list[str]) -> None:
     usage = tuple(
         Usage(Owner(OwnerKind.POD, namespace=t, pod=t, container=t), IGPU, t, counts(1), 1.0, True) for t in texts
     )
-    found = samples(dataclasses.replace(VIEW, usage=usage))
+    view = dataclasses.replace(VIEW, usage=usage)
+    registry = CollectorRegistry()
+    registry.register(ViewCollector(lambda: view, visibility_of))
+    assert write_text(registry) == generate_latest(registry)
+    found = samples(view)
     assert_unique(found)
     assert sum(s.value for s in found if s.name == "kubenpu_ioctl_total") == len(texts)
 

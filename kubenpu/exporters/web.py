@@ -157,7 +157,7 @@ class WebServer:
         try:
             with contextlib.suppress(OSError):  # the client went away or was too slow: its own business
                 self._shake_hands(connection)
-                Handler(connection.socket, connection.client, self._site, connection.set_waiting)
+                Handler(connection.socket, connection.client, self._site, connection.set_waiting).run()
         finally:
             _close(connection.socket)
             self._connections.discard(connection)

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 
 from kubenpu.exporters.web_access import Access
 from kubenpu.exporters.web_auth import PasswordCheck, Verdict
-from kubenpu.exporters.web_pages import TEXT, Page, Routes, accepts_gzip, text_page
+from kubenpu.exporters.web_head import Head, HeadError, parse_head
+from kubenpu.exporters.web_pages import Page, Routes, accepts_gzip, text_page
 from kubenpu.model.errors import KubeNpuError
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Deadline:
         connection.settimeout(left)
 
 
-class _Head(io.RawIOBase):
+class _Input(io.RawIOBase):
     """What a client sends, as far as it may: so many bytes of head, and until the deadline."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -86,7 +86,7 @@ class _Head(io.RawIOBase):
         return count
 
 
-class _Answer(io.BufferedIOBase):
+class _Answer:
     """What we send, until the deadline. Not sendall(): that of a TLS socket has a time limit for each record only."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -97,10 +97,7 @@ class _Answer(io.BufferedIOBase):
         """The next answer starts now."""
         self._deadline.renew()
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes, /) -> int:  # type: ignore[override]  # bytes is all that we write
+    def write(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
             while rest:
@@ -109,96 +106,97 @@ class _Answer(io.BufferedIOBase):
         except TimeoutError:  # else the kernel would keep the rest, for as long as the client likes
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             raise
-        return len(data)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler:
     """Several requests, one after the other. `on_wait` is told when we begin (True) and cease to wait for a head."""
 
-    protocol_version = "HTTP/1.1"
-    error_content_type = TEXT
-    error_message_format = "%(code)d %(message)s\n"
-    server: Site  # type: ignore[assignment]  # its base wants a socketserver
-    request: socket.socket
-
     def __init__(self, connection: socket.socket, client: str, site: Site, on_wait: Callable[[bool], None]) -> None:
+        self._client = client
+        self._site = site
         self._on_wait = on_wait
-        super().__init__(connection, (client, 0), site)  # type: ignore[arg-type]  # it asks its server for nothing
+        self._input, self._answer = _Input(connection), _Answer(connection)
+        self._reader = io.BufferedReader(self._input)
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self._head, self._answer = _Head(self.connection), _Answer(self.connection)
-        self.rfile = io.BufferedReader(self._head)
-        self.wfile = self._answer
+    def run(self) -> None:
+        """Until one of the two wants no more. Raises OSError when the client is gone or too slow."""
+        while self._serve_one():
+            pass
 
-    def handle_one_request(self) -> None:
-        self._head.renew()
-        self._answer.renew()  # for the errors that the base class finds by itself
+    def _serve_one(self) -> bool:
+        """Whether another request may follow."""
+        self._input.renew()
         self._on_wait(True)
-        super().handle_one_request()
-
-    def do_GET(self) -> None:
+        lines = self._read_lines()
         self._on_wait(False)
-        if self._head.overrun:
-            self.request_version = self.protocol_version  # half a request line looks like HTTP/0.9
+        if self._input.overrun:
             page = text_page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request head is too large")
-            return self._send(page, close=True)
-        refused = self._refuse_stranger()
+            return self._send(page, last=True)
+        if not lines:
+            return False
+        try:
+            head = parse_head(lines)
+        except HeadError as error:
+            log.debug("request from %s: %r: %s", self._client, lines[0], error)
+            return self._send(text_page(error.status, str(error)), last=True)
+        log.debug("request from %s: %r", self._client, lines[0])
+        return self._respond(head)
+
+    def _read_lines(self) -> list[bytes]:
+        """The lines of a head; none when the client leaves before its end."""
+        lines: list[bytes] = []
+        for sent in iter(self._reader.readline, b""):
+            line = sent.rstrip(b"\r\n")
+            if not line:
+                return lines
+            lines.append(line)
+        return []
+
+    def _respond(self, head: Head) -> bool:
+        refused = self._refuse_stranger(head)
         if refused is not None:
-            return self._send(*refused)
-        if self.command not in {"GET", "HEAD"}:
-            page = text_page(HTTPStatus.METHOD_NOT_ALLOWED, f"only GET and HEAD are served, not {self.command}")
-            return self._send(page, close=True, more={"Allow": "GET, HEAD"})
-        return self._send(self._page(), close=self._has_body())
+            return self._send(*refused, head=head)
+        if head.method not in {"GET", "HEAD"}:
+            page = text_page(HTTPStatus.METHOD_NOT_ALLOWED, f"only GET and HEAD are served, not {head.method}")
+            return self._send(page, last=True, more={"Allow": "GET, HEAD"})
+        return self._send(self._page(head), last=head.has_body, head=head)
 
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = do_GET  # noqa: N815
-
-    def _refuse_stranger(self) -> tuple[Page, bool, Mapping[str, str]] | None:
+    def _refuse_stranger(self, head: Head) -> tuple[Page, bool, Mapping[str, str]] | None:
         """What to answer whoever does not say who it is, or not rightly. None: come in."""
-        users = self.server.access().users
+        users = self._site.access().users
         if not users:
             return None
-        authorization = self.headers.get("Authorization", "")
-        verdict = self.server.passwords.check(users, authorization, self.client_address[0])
+        verdict = self._site.passwords.check(users, head.headers.get("authorization", ""), self._client)
         if verdict is Verdict.GRANTED:
             return None
         if verdict is Verdict.BUSY:
             busy = text_page(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong passwords, try again later")
             return busy, True, {"Retry-After": "1"}
         wrong = text_page(HTTPStatus.UNAUTHORIZED, "a user name and password are needed")
-        return wrong, self._has_body(), {"WWW-Authenticate": CHALLENGE}
+        return wrong, head.has_body, {"WWW-Authenticate": CHALLENGE}
 
-    def _page(self) -> Page:
-        route = self.server.routes.get(self.path.partition("?")[0])
+    def _page(self, head: Head) -> Page:
+        route = self._site.routes.get(head.path.partition("?")[0])
         if route is None:
             return text_page(HTTPStatus.NOT_FOUND, "not found; / says what is here")
         try:
-            return route(self.headers.get("Accept", ""))
+            return route(head.headers.get("accept", ""))
         except KubeNpuError as error:
             return text_page(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
-    def _has_body(self) -> bool:
-        return self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers
-
-    def _send(self, page: Page, close: bool, more: Mapping[str, str] | None = None) -> None:
+    def _send(self, page: Page, last: bool, more: Mapping[str, str] | None = None, head: Head | None = None) -> bool:
+        """Answers, in full unless `head` asks for less. Whether another request may follow."""
+        last = last or head is None or head.is_last
         body, encoding = page.body, ""
-        if len(body) > 1024 and accepts_gzip(self.headers.get("Accept-Encoding", "")):
+        if head is not None and len(body) > 1024 and accepts_gzip(head.headers.get("accept-encoding", "")):
             body, encoding = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
+        headers = {"Server": "kubenpu", "Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())}
+        headers |= {"Content-Type": page.content_type, "Content-Length": str(len(body)), "Content-Encoding": encoding}
+        headers |= {"Connection": "close" if last else "", **(more or {}), **self._site.access().headers}
+        lines = [f"HTTP/1.1 {page.status.value} {page.status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items() if value]
         self._answer.renew()
-        self.send_response(page.status)
-        headers = {"Content-Type": page.content_type, "Content-Length": str(len(body)), "Content-Encoding": encoding}
-        headers |= {"Connection": "close" if close else "", **(more or {}), **self.server.access().headers}
-        for name, value in headers.items():
-            if value:
-                self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def version_string(self) -> str:
-        return "kubenpu"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are no events; what a client says is logged for debugging only, quoted."""
-        log.debug("request: %r", format % args)
+        self._answer.write("\r\n".join((*lines, "\r\n")).encode("latin-1"))
+        if head is None or head.method != "HEAD":
+            self._answer.write(body)
+        return not last

@@ -17,13 +17,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from kubenpu.exporters import web_request
-from kubenpu.exporters.web_access import OPEN, AccessFile
+from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_auth import PasswordCheck
 from kubenpu.exporters.web_listen import Listener, open_listeners
 from kubenpu.exporters.web_pages import Routes
 from kubenpu.exporters.web_request import Handler, Site
+
+if TYPE_CHECKING:
+    from kubenpu.exporters.web_access_file import AccessFile
 
 log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 32

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import importlib
 import os
 import threading
@@ -109,6 +108,8 @@ class PasswordCheck:
 
     def _key(self, known: bool, name: str, password: bytes, hashed: bytes) -> bytes:
         """Lengths keep the parts apart; the hash is in it, so that a changed password is a new question."""
+        import hmac  # noqa: PLC0415 - it loads OpenSSL, 4 MiB that not everybody needs
+
         user = name.encode(errors="surrogatepass")
         head = f"{known} {len(user)} {len(hashed)} ".encode()
         return hmac.digest(self._secret, head + user + hashed + password, "sha256")

@@ -7,7 +7,6 @@ one worker thread, each scrape in its own. Nothing polls faster than every few s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -28,17 +27,19 @@ from kubenpu.config.settings import Settings, parse_daemon_arguments, read_setti
 from kubenpu.devices.watch import DeviceWatch
 from kubenpu.exporters.prometheus import Exposition
 from kubenpu.exporters.web import WebServer
-from kubenpu.exporters.web_access import OPEN, AccessFile
+from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_listen import passed_listeners
 from kubenpu.exporters.web_pages import node_routes
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.service.event_loop import asyncio
 from kubenpu.service.node import Node
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus import DbusServer
+    from kubenpu.exporters.web_access_file import AccessFile
 
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
@@ -99,11 +100,17 @@ class Daemon:
         exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS)
         about = "SIMULATED NODE: these devices and workloads do not exist." if self._node.simulated else ""
         routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
-        file = self._settings.web_config_file
-        access = AccessFile(Path(file)) if file else None
+        access = self._read_access()
         log.info("metrics: %s", (access.current if access is not None else OPEN).describe())
         passed = passed_listeners(self._settings.systemd_socket)
         return WebServer(self._settings.listen_addresses, routes, access, passed)
+
+    def _read_access(self) -> AccessFile | None:
+        if not self._settings.web_config_file:
+            return None
+        from kubenpu.exporters.web_access_file import AccessFile  # noqa: PLC0415 - OpenSSL, likewise
+
+        return AccessFile(Path(self._settings.web_config_file))
 
     def _not_ready(self) -> str:
         """Why /-/ready is not 200, "" when it is."""

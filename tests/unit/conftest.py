@@ -12,7 +12,7 @@ import pytest
 
 from kubenpu.exporters import web
 from kubenpu.exporters.web import WebServer
-from kubenpu.exporters.web_access import AccessFile
+from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.web_client import Client

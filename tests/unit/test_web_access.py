@@ -12,7 +12,7 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from kubenpu.exporters.web_access import AccessFile
+from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.model.errors import ConfigError
 from tests.fakes.certificates import Authority, Certificate, tls_section
 from tests.fakes.sim_tally import eventually

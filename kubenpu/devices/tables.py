@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 
 from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
@@ -22,8 +21,8 @@ from kubenpu.model.device import DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import Kind
 
+_SHIPPED_DIR = Path(__file__).parent / "drivers"  # importlib.resources would be 0.6 MiB
 OPERATOR_DIR = Path("/etc/kubenpu/drivers.d")
-_PACKAGE = "kubenpu.devices.drivers"
 _SHIPPED = "kubenpu/devices/drivers"
 _CORE_STEM = "core"
 _MAX_FILE_BYTES = 1 << 20
@@ -110,14 +109,12 @@ def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
 
 
 def _read_shipped_tables(whole: bool) -> Iterator[DriverTable]:
-    for name in sorted(file.name for file in resources.files(_PACKAGE).iterdir()):
-        stem, dot, ending = name.rpartition(".")
-        if dot and ending == "toml":
-            yield _read_shipped_table(stem, whole or stem == _CORE_STEM)
+    for stem in sorted(file.stem for file in _SHIPPED_DIR.glob("*.toml")):
+        yield _read_shipped_table(stem, whole or stem == _CORE_STEM)
 
 
 def _read_shipped_table(stem: str, whole: bool) -> DriverTable:
-    text = resources.files(_PACKAGE).joinpath(f"{stem}.toml").read_text(encoding="utf-8")
+    text = (_SHIPPED_DIR / f"{stem}.toml").read_text(encoding="utf-8")
     return parse_table(text if whole else _CALLS.sub("", text), _shipped_source(stem))
 
 

@@ -10,7 +10,6 @@ so that a file may serve two versions.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -230,6 +229,8 @@ def _from_file(file: TomlFile) -> dict[str, Value]:
     for key, value in file.entries(known.keys()):
         setting = known.get(key)
         if setting is None:
+            import difflib  # noqa: PLC0415 - 0.15 MiB, for a mistake that is hardly ever made
+
             near = difflib.get_close_matches(key, known, n=1)
             hint = f", did you mean {near[0]}?" if near else ""
             log.warning("%s: unknown key %s is ignored%s", file.where(key), json.dumps(key), hint)

@@ -15,10 +15,10 @@ import io
 import itertools
 import logging
 import os
+import re
 import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from urllib.parse import unquote
 
 from kubenpu.api.dbus import DESKTOP, Fields
 from kubenpu.exporters.dbus_next_parts import Message, MessageType, SignatureTree, Unmarshaller, Variant
@@ -57,10 +57,15 @@ def parse_address(address: str) -> str:
         transport, _, rest = each.partition(":")
         options = dict(option.partition("=")[::2] for option in rest.split(","))
         if transport == "unix" and options.get("path"):
-            return unquote(options["path"])
+            return _unquote(options["path"])
         if transport == "unix" and options.get("abstract"):
-            return "\0" + unquote(options["abstract"])
+            return "\0" + _unquote(options["abstract"])
     raise SourceError(f"{address!r} is no address of a message bus on this machine", f"Give one like {SYSTEM_BUS}")
+
+
+def _unquote(value: str) -> str:
+    """Undoes percent-encoding. urllib.parse would be 0.4 MiB (Python 3.13)."""
+    return os.fsdecode(re.sub(rb"%([0-9A-Fa-f]{2})", lambda code: bytes([int(code[1], 16)]), os.fsencode(value)))
 
 
 @contextlib.asynccontextmanager

@@ -9,13 +9,14 @@ runtime up) and to send anything but full ids. Calls block, each for at most its
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
 
 import grpc
 
@@ -111,7 +112,7 @@ class CriClient:
         self.trouble = ""
         self._timeout_s = timeout_s
         self._clock = clock
-        self._channel = grpc.insecure_channel(f"unix:{quote(str(socket.absolute()))}", options=_OPTIONS)
+        self._channel = grpc.insecure_channel(grpc_target(socket), options=_OPTIONS)
         self._failures = 0
         self._asleep_until = 0.0
         self._version = self._method("Version")
@@ -250,6 +251,12 @@ def find_sockets(explicit: Sequence[Path] | None, known: Sequence[Path] = KNOWN_
         if stat.S_ISSOCK(status.st_mode):
             found.setdefault((status.st_dev, status.st_ino), path)
     return list(found.values())
+
+
+def grpc_target(socket: Path) -> str:
+    """A socket as gRPC names it: percent-encoded, as it is a URI. urllib.parse would be 0.4 MiB (Python 3.13)."""
+    path = os.fsencode(socket.absolute())
+    return "unix:" + re.sub(rb"[^A-Za-z0-9/._~-]", lambda odd: b"%%%02X" % ord(odd[0]), path).decode()
 
 
 def backoff_s(failures: int) -> float:

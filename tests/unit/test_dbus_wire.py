@@ -28,6 +28,7 @@ from tests.fakes.dbus_node import (
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_address("unix:path=/run/a%20b,guid=12") == "/run/a b"
+    assert parse_address("unix:path=/run/%E2%82%ac%zz%") == "/run/\u20ac%zz%"
     assert parse_address("tcp:host=x;unix:abstract=y") == "\0y"
     for wrong in ("", "unix:", "unix:path=", "tcp:host=x", "path=/run/x"):
         with pytest.raises(SourceError):

@@ -69,6 +69,7 @@ def counting(runtime: Runtime, virtio: drm.DrmDevice, vgem: drm.DrmDevice) -> It
     """KubeNPU's units, started once; every case finds both devices known and counting."""
     from tests.vm.guest import service
 
+    service.compile_modules()
     service.start()
     wait.until("both devices", lambda: len(service.devices()) == 2)
     yield

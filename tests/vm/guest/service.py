@@ -47,6 +47,12 @@ def journal() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+def compile_modules() -> None:
+    """As a package does when it is installed: kubenpud may not write there, and would compile at every start."""
+    package = "/usr/lib/python3/dist-packages/kubenpu"
+    subprocess.run(["python3", "-m", "compileall", "-q", package], check=True)
+
+
 def start() -> None:
     systemctl("start", PROBE, DAEMON)
 

@@ -31,6 +31,9 @@ from kubenpu.model.identity import Owner, OwnerKind
 MAX_REPLY_BYTES = 32 << 20
 RELOAD_TIMEOUT_S = 150.0  # a person may be asked for a password
 START = "Start it: systemctl start kubenpud"
+LOOK = "Look at it: systemctl status kubenpud"
+NO_POLICY = "Install /usr/share/dbus-1/system.d/io.kubenpu.conf and run: systemctl reload dbus"
+_RIGHTS = {method.name for method in api.NODE.methods if method.action}
 _ABSENT = {f"{api.DESKTOP}.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner")}
 
 Filter = Mapping[str, str | bool]
@@ -84,8 +87,9 @@ class CounterRow:
 class NodeClient:
     """A context manager. Every call raises SourceError when kubenpud or the bus does not answer."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._address = address or system_bus_address()
+        self._timeout_s = timeout_s
         self._runner = asyncio.Runner()
         self._undo = contextlib.AsyncExitStack()
         self._connection: Connection | None = None
@@ -133,21 +137,26 @@ class NodeClient:
         signature: str = "",
         body: list[object] | None = None,
         interface: api.Interface = api.NODE,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> list[Any]:
         flags = MessageFlag.NO_AUTOSTART | MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION
         message = Message(api.NAME, api.PATH, interface.name, member, flags=flags, signature=signature, body=body or [])
-        return [from_wire(value) for value in self._runner.run(self._ask(message, timeout_s))]
+        return [from_wire(value) for value in self._runner.run(self._ask(message, timeout_s or self._timeout_s))]
 
     async def _ask(self, message: Any, timeout_s: float) -> list[Any]:
         try:
-            if self._connection is None:
-                self._connection = await self._undo.enter_async_context(connected(self._address, MAX_REPLY_BYTES))
-            message.destination = await _service(self._connection)
-            return await self._connection.call(message, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                if self._connection is None:
+                    self._connection = await self._undo.enter_async_context(connected(self._address, MAX_REPLY_BYTES))
+                message.destination = await _service(self._connection)
+                return await self._connection.call(message, timeout_s)
+        except TimeoutError as e:
+            raise SourceError(f"kubenpud does not answer within {timeout_s:g} s", LOOK) from e
         except CallError as e:
             if e.name in _ABSENT:
                 raise SourceError("kubenpud is not on the message bus", START) from e
+            if e.name == api.ACCESS_DENIED and message.member not in _RIGHTS:
+                raise SourceError("the message bus lets nobody ask kubenpud", NO_POLICY) from e
             raise
 
 

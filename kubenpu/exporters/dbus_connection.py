@@ -80,6 +80,8 @@ async def connected(address: str, max_bytes: int) -> AsyncIterator[Connection]:
                 undo.pop_all()
     except TimeoutError as e:
         raise SourceError(f"the message bus at {address} does not answer") from e
+    except PermissionError as e:
+        raise SourceError(f"this user may not use the message bus at {address}", "Run it as one who may") from e
     except (OSError, ValueError) as e:
         raise SourceError(f"no message bus at {address}: {e}", "Install and start one: dbus-broker or dbus") from e
     connection = Connection(reader, writer, max_bytes)

@@ -30,3 +30,7 @@ class KernelError(KubeNpuError):
 
 class SourceError(KubeNpuError):
     """A source (sysfs, container runtime, pinned maps) gave no usable answer this time."""
+
+
+class UnreachableError(SourceError):
+    """kubenpud, the message bus it is on, or what is needed to speak with it, is not there."""

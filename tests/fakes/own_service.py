@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probe and kubenpud run from this source tree, with directories of their own: an installed KubeNPU is not touched.
+"""Probe, kubenpud and a message bus, with directories of their own: an installed KubeNPU is not touched.
 
 Owns /run/NAME, /sys/fs/bpf/NAME and the cgroup NAME from prepare() to remove(), which also ends what runs in that
 cgroup. Needs root.
@@ -21,11 +21,12 @@ from kubenpu.exporters.scrape import fetch
 from kubenpu.kernel import attach
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import ConfigError, KernelError, SourceError
+from tests.fakes.bus_config import bus_command
 from tests.fakes.sim_cgroups import CgroupTree
 from tests.fakes.sim_tally import wait_until
 
 BPFFS = Path("/sys/fs/bpf")
-DAEMON_CGROUP = "system.slice/kubenpud.service"
+DAEMON_CGROUP, BUS_CGROUP = "system.slice/kubenpud.service", "system.slice/dbus.service"
 START_SECONDS, END_SECONDS = 30.0, 5.0
 
 Tables = Mapping[str, Mapping[str, object]]
@@ -52,6 +53,15 @@ class OwnService:
         return self.run_directory / "kubenpu.toml"
 
     @property
+    def bus(self) -> Path:
+        """The socket of the bus."""
+        return self.run_directory / "bus"
+
+    @property
+    def bus_address(self) -> str:
+        return f"unix:path={self.bus}"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/metrics"
 
@@ -61,7 +71,7 @@ class OwnService:
         tables: dict[str, dict[str, object]] = {
             "kernel": {"pin_directory": str(self.pin_directory)},
             "web": {"listen_address": [f"127.0.0.1:{self.port}"]},
-            "dbus": {"address": ""},
+            "dbus": {"address": self.bus_address},
         }
         for table, entries in more.items():
             tables.setdefault(table, {}).update(entries)
@@ -79,7 +89,19 @@ class OwnService:
 
     @contextmanager
     def daemon(self) -> Iterator[subprocess.Popen[str]]:
-        """kubenpud, serving; ended with the block. KernelError when it does not get there."""
+        """kubenpud, serving, and the bus it is on; ended with the block. KernelError when it does not get there."""
+        if shutil.which("dbus-daemon") is None:
+            raise ConfigError("dbus-daemon is not installed", "Install it: make deps")
+        bus = self.tree.start(BUS_CGROUP, bus_command(self.run_directory / "bus.conf", self.bus_address), quiet=True)
+        try:
+            wait_until(lambda: bus.poll() is not None or self.bus.exists(), START_SECONDS)
+            with self._daemon() as process:
+                yield process
+        finally:
+            _end(bus)
+
+    @contextmanager
+    def _daemon(self) -> Iterator[subprocess.Popen[str]]:
         process = self.tree.start(DAEMON_CGROUP, self.command("daemon"))
         try:
             wait_until(lambda: process.poll() is not None or self._answers(), START_SECONDS)
@@ -89,10 +111,7 @@ class OwnService:
                 raise KernelError(f"kubenpud does not serve {self.url}")
             yield process
         finally:
-            process.terminate()
-            if not wait_until(lambda: process.poll() is not None, END_SECONDS):
-                process.kill()
-                process.wait()
+            _end(process)
 
     def _answers(self) -> bool:
         try:
@@ -105,6 +124,13 @@ class OwnService:
         self.tree.remove()
         attach.unload(Pins(self.pin_directory))
         shutil.rmtree(self.run_directory, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    if not wait_until(lambda: process.poll() is not None, END_SECONDS):
+        process.kill()
+        process.wait()
 
 
 def require_free_port(port: int) -> None:

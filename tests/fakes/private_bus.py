@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dbus-daemon of our own, on an abstract socket: any user of this machine reaches it, and nothing of it stays.
+"""A dbus-daemon of a test's own, on an abstract socket: any user of this machine reaches it, and nothing of it stays.
 
-Its policy is that of the system bus, with ours included as it is installed. Users other than root are tried by
-starting busctl as one. Needs root and the packages dbus-daemon and systemd.
+Users other than root are tried by starting busctl as one. Needs root and the packages dbus-daemon and systemd.
 """
 
 from __future__ import annotations
@@ -20,37 +19,12 @@ from kubenpu.exporters.dbus import DbusServer, Session
 from kubenpu.exporters.dbus_connection import Connection, connected
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag
 from kubenpu.exporters.dbus_rights import POLKIT
+from tests.fakes.bus_config import POLICY, bus_command
 from tests.fakes.dbus_node import FakeNode
 from tests.fakes.sim_tally import wait_until
 
-POLICY = Path(__file__).parents[2] / "systemd/dbus/io.kubenpu.conf"
 NOBODY = 65534
 DEADLINE_S = 30.0
-CONFIG = """\
-<busconfig>
-  <type>system</type>
-  <listen>{address}</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/>
-    <deny own="*"/>
-    <deny send_type="method_call"/>
-    <allow send_type="signal"/>
-    <allow send_requested_reply="true" send_type="method_return"/>
-    <allow send_requested_reply="true" send_type="error"/>
-    <allow receive_type="method_call"/>
-    <allow receive_type="method_return"/>
-    <allow receive_type="error"/>
-    <allow receive_type="signal"/>
-    <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus"/>
-  </policy>
-  <policy user="root">
-    <allow own="org.freedesktop.PolicyKit1"/>
-    <allow send_destination="org.freedesktop.PolicyKit1"/>
-  </policy>
-  <include>{policy}</include>
-</busconfig>
-"""
 
 R = TypeVar("R")
 
@@ -60,8 +34,7 @@ class PrivateBus:
 
     def __init__(self, directory: Path, name: str, policy: Path = POLICY) -> None:
         self.address = f"unix:abstract=kubenpu-test-{name}"
-        self._config = directory / "bus.conf"
-        self._config.write_text(CONFIG.format(address=self.address, policy=policy))
+        self._command = bus_command(directory / "bus.conf", self.address, policy)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -72,8 +45,7 @@ class PrivateBus:
         self.stop()
 
     def start(self) -> None:
-        command = ["dbus-daemon", "--nofork", f"--config-file={self._config}", "--print-address=1"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline().startswith(self.address)
 

@@ -45,7 +45,8 @@ def run(port: int) -> int:
         service.prepare({})
         service.load_probe()
         daemon = stack.enter_context(service.daemon())
-        print(f"\n  curl -s localhost:{port}/metrics\n  .venv/bin/kubenpuctl pods --url {service.url}\n", flush=True)
+        ask = f".venv/bin/kubenpuctl top --bus {service.bus_address}"
+        print(f"\n  curl -s localhost:{port}/metrics\n  {ask}\n", flush=True)
         return daemon.wait()
 
 

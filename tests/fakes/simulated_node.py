@@ -161,15 +161,15 @@ def _compare_stopped(service: OwnService, running: Sequence[Running]) -> bool:
 
 def _introduce(service: OwnService) -> None:
     sysfs = service.run_directory / "sys"
-    where = "" if service.port == PORT else f" --url {service.url}"
     print(
         f"""
 SIMULATED NODE: {len(DEVICES)} devices and {len(PODS)} pods that do not exist, counted by the real thing.
 
   curl -s localhost:{service.port}/metrics | grep ioctl
-  .venv/bin/kubenpuctl pods{where}
-  .venv/bin/kubenpuctl devices --sysfs {sysfs}
-  .venv/bin/kubenpuctl doctor --config.file {service.config}{where}
+  .venv/bin/kubenpuctl top --bus {service.bus_address}
+  .venv/bin/kubenpuctl pods --bus {service.bus_address}
+  .venv/bin/kubenpuctl devices -o wide --sysfs {sysfs} --bus {service.bus_address}
+  .venv/bin/kubenpuctl doctor --config.file {service.config}
 """,
         flush=True,
     )

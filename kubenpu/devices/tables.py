@@ -32,11 +32,15 @@ _CALLS = re.compile(r"^(?:ioctl = \[|\[(?:interface\.)?argument\.).*?(?:\n\n|\Z)
 
 @dataclass(frozen=True, slots=True)
 class LoadedTables:
-    """`tables` in order of precedence, without the core's; `errors` has one entry per file that was left out."""
+    """`tables` in order of precedence, without the core's; `errors` has one entry per file that was left out.
+
+    `notes` say what is as it should be and yet may not be what the operator meant.
+    """
 
     tables: tuple[DriverTable, ...]
     core: DriverTable
     errors: tuple[ConfigError, ...]
+    notes: tuple[str, ...] = ()
 
     def by_name(self, name: str | None) -> DriverTable | None:
         """The table of Device.vendor; None when there is none."""
@@ -67,10 +71,14 @@ def complete(loaded: LoadedTables, names: Collection[str | None]) -> LoadedTable
 def _load(operator_dir: Path, whole: bool) -> LoadedTables:
     operator, errors = _read_operator_tables(operator_dir)
     by_name: dict[str, DriverTable] = {}
+    notes = list(_find_ignored(operator_dir))
     for table in (*reversed(operator), *_read_shipped_tables(whole)):
-        by_name.setdefault(table.name, table)
+        used = by_name.setdefault(table.name, table)
+        if used is not table:
+            notes.append(f"{used.source} replaces the table {table.name} of {table.source}")
     core = by_name.pop(CORE_NAME)
-    return LoadedTables(tuple(by_name.values()), core, tuple(errors))
+    notes += _find_rivals(by_name.values())
+    return LoadedTables(tuple(by_name.values()), core, tuple(errors), tuple(notes))
 
 
 def match_table(
@@ -137,6 +145,32 @@ def _read_operator_tables(directory: Path) -> tuple[list[DriverTable], list[Conf
         except ConfigError as error:
             errors.append(error)
     return tables, errors
+
+
+def _find_ignored(directory: Path) -> Iterator[str]:
+    """What is in the operator's directory and is not looked at."""
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except FileNotFoundError:
+        if directory != OPERATOR_DIR:
+            yield f"{directory} does not exist"
+        return
+    except OSError:
+        return  # an error of _read_operator_tables() already
+    for name in names:
+        if not name.endswith(".toml") or name[0] == ".":
+            yield f"{directory}/{name} is ignored: a driver table is called NAME.toml"
+
+
+def _find_rivals(tables: Iterable[DriverTable]) -> Iterator[str]:
+    """Tables that are for the same driver as one before them."""
+    first: dict[tuple[str, str], DriverTable] = {}
+    for table in tables:
+        for interface in table.interfaces:
+            for driver in interface.uevent_drivers:
+                used = first.setdefault((interface.subsystem, driver), table)
+                if used is not table:
+                    yield f"{driver}: table {used.name} of {used.source} comes before {table.name} of {table.source}"
 
 
 def _read_text(path: Path) -> str:

@@ -219,3 +219,44 @@ def test_bad_files_are_named_and_take_nothing_else_down(tmp_path: Path) -> None:
 def test_a_directory_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert [str(tmp_path) in error.cause for error in load_tables(tmp_path / "file").errors] == [True]
+
+
+# ---- what is not wrong and yet may surprise ----
+
+
+def test_nothing_to_say_of_our_own_tables(tmp_path: Path) -> None:
+    assert load_tables(tmp_path).notes == ()
+
+
+def test_two_files_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(GOOD)
+    (tmp_path / "b.toml").write_text(GOOD)
+    loaded = load_tables(tmp_path)
+    assert loaded.notes == (f"{tmp_path}/b.toml replaces the table npu9 of {tmp_path}/a.toml",)
+    table = loaded.by_name("npu9")
+    assert table is not None
+    assert table.source == f"{tmp_path}/b.toml"
+
+
+def test_a_table_of_ours_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD.replace('"npu9"', '"amdxdna"'))
+    (note,) = load_tables(tmp_path).notes
+    assert note == f"{tmp_path}/mine.toml replaces the table amdxdna of kubenpu/devices/drivers/amdxdna.toml"
+
+
+def test_two_tables_for_one_driver(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD.replace('["npu9"]', '["amdxdna"]'))
+    (note,) = load_tables(tmp_path).notes
+    assert note.startswith(f"amdxdna: table npu9 of {tmp_path}/mine.toml comes before amdxdna of ")
+
+
+@pytest.mark.parametrize("name", ["npu9.TOML", "npu9.toml.bak", ".npu9.toml", "npu9"])
+def test_files_that_are_not_looked_at(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("rubbish")
+    loaded = load_tables(tmp_path)
+    assert loaded.errors == ()
+    assert loaded.notes == (f"{tmp_path}/{name} is ignored: a driver table is called NAME.toml",)
+
+
+def test_a_directory_that_was_asked_for_and_is_not_there(tmp_path: Path) -> None:
+    assert load_tables(tmp_path / "none").notes == (f"{tmp_path}/none does not exist",)

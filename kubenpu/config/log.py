@@ -30,7 +30,7 @@ class LogfmtFormatter(logging.Formatter):
     """`time=... level=info logger=... msg="..."`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{name}={_quote(value)}" for name, value in _fields(record).items())
+        return " ".join(f"{name}={quote(value)}" for name, value in _fields(record).items())
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,6 +53,6 @@ def _fields(record: logging.LogRecord) -> dict[str, str]:
     return fields
 
 
-def _quote(value: str) -> str:
+def quote(value: str) -> str:
     """JSON's quoting: everything that is not printable ASCII is escaped."""
     return value if _BARE.fullmatch(value) else json.dumps(value).replace("\x7f", "\\u007f")

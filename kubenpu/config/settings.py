@@ -63,7 +63,7 @@ class Settings:
     drivers_directory: Path
 
 
-LISTEN = text(r"[^\s/]*:[0-9]{1,5}|unix:/[^\x00-\x1f]+", "an address")
+LISTEN = text(r"[^\s/]*:[0-9]{1,5}|unix:/[^\x00-\x1f]+", "an address", "ADDRESS")
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "run_directory",
@@ -96,7 +96,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "web.config.file",
         "web_config_file",
-        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing"),
+        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing", "FILE"),
         "",
         "File with TLS, users and response headers, as Prometheus' exporters have it; what it says is read on change.",
     ),
@@ -106,6 +106,7 @@ SETTINGS: tuple[Setting, ...] = (
         text(
             r"(system|unix:(path|abstract)=[A-Za-z0-9_/.%-]+)?",
             "system, an address such as unix:path=/run/bus, or nothing",
+            "ADDRESS",
         ),
         "system",
         "Message bus to serve io.kubenpu on; empty: none.",
@@ -151,7 +152,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "identity.cgroup_root",
         "cgroup_root",
-        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing"),
+        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing", "PATH"),
         "",
         "Mount point of the cgroup version 2 hierarchy; empty: as the mount table says.",
     ),
@@ -184,7 +185,8 @@ def make_daemon_parser(prog: str = "kubenpud") -> argparse.ArgumentParser:
         repeatable = " Repeatable." if setting.type.many else ""
         hint = f"{setting.help}{repeatable} Default: {spell(setting.default)}".replace("%", "%%")
         alone: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.type.switch else {}
-        parser.add_argument(setting.flag, dest=setting.key, action="append", metavar="VALUE", help=hint, **alone)
+        form: dict[str, Any] = {"metavar": setting.type.metavar, **alone}
+        parser.add_argument(setting.flag, dest=setting.key, action="append", help=hint, **form)
     return parser
 
 

@@ -17,7 +17,7 @@ class ValueType:
     """`expected` completes the sentence "expected ..."; `check` gives None for what is not acceptable.
 
     `many`: a list in TOML, a repeatable flag. `number`: a flag's text is a number. `switch`: true or false, and the
-    flag alone means true.
+    flag alone means true. `metavar` stands for the value in --help, and says what a shell may complete.
     """
 
     expected: str
@@ -25,6 +25,7 @@ class ValueType:
     many: bool = False
     number: bool = False
     switch: bool = False
+    metavar: str = "VALUE"
 
     def from_text(self, text: str) -> object:
         """One text of the command line as TOML would have given it."""
@@ -33,18 +34,18 @@ class ValueType:
         return int(text) if self.number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
-def text(pattern: str, expected: str) -> ValueType:
+def text(pattern: str, expected: str, metavar: str = "VALUE") -> ValueType:
     """A string that matches a pattern as a whole."""
 
     def check(value: object) -> str | None:
         return value if isinstance(value, str) and re.fullmatch(pattern, value) else None
 
-    return ValueType(expected, check)
+    return ValueType(expected, check, metavar=metavar)
 
 
 def choice(*options: str) -> ValueType:
     """One of a few words."""
-    return text("|".join(options), "one of " + ", ".join(options))
+    return text("|".join(options), "one of " + ", ".join(options), "|".join(options))
 
 
 def whole_number(lowest: int, highest: int) -> ValueType:
@@ -54,7 +55,7 @@ def whole_number(lowest: int, highest: int) -> ValueType:
         right = isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
         return value if right and isinstance(value, int) else None
 
-    return ValueType(f"a whole number from {lowest} to {highest}", check, number=True)
+    return ValueType(f"a whole number from {lowest} to {highest}", check, number=True, metavar="NUMBER")
 
 
 def switch() -> ValueType:
@@ -63,7 +64,7 @@ def switch() -> ValueType:
     def check(value: object) -> bool | None:
         return value if isinstance(value, bool) else None
 
-    return ValueType("true or false", check, switch=True)
+    return ValueType("true or false", check, switch=True, metavar="true|false")
 
 
 def absolute_path() -> ValueType:
@@ -75,7 +76,7 @@ def absolute_path() -> ValueType:
         path = value.removeprefix("unix://")
         return Path(path) if path.startswith("/") and path.isprintable() else None
 
-    return ValueType("an absolute path", check)
+    return ValueType("an absolute path", check, metavar="PATH")
 
 
 def list_of(item: ValueType, expected: str, least: int = 0) -> ValueType:
@@ -87,4 +88,4 @@ def list_of(item: ValueType, expected: str, least: int = 0) -> ValueType:
         checked = tuple(found for entry in value if isinstance(found := item.check(entry), Scalar))
         return checked if len(checked) == len(value) else None
 
-    return ValueType(expected, check, many=True)
+    return ValueType(expected, check, many=True, metavar=item.metavar)

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kubenpuctl devices`: the accelerators of this node as sysfs shows them. Needs no daemon and no privilege."""
+"""`kubenpuctl devices`: the accelerators of this node as sysfs shows them. Needs no daemon and no privilege.
+
+Where there is room (-o wide, --json) the counts of a kubenpud that answers at once are shown too; one that does not is
+no failure.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kubenpu.cli.bus import Feed, add_bus_argument
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
+from kubenpu.cli.workloads import counts_to_json
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
 from kubenpu.model.device import WHATS, Device
-from kubenpu.model.errors import SourceError
+from kubenpu.model.errors import SourceError, UnreachableError
+
+if TYPE_CHECKING:
+    from kubenpu.exporters.dbus_client import CountsRow
 
 SYSFS = Path("/sys")
 # A simulated node puts this file into its sysfs tree.
@@ -18,17 +29,21 @@ SIMULATED_MARK = "kubenpu-simulated"
 
 _HEADER = ("DRIVER", "PCI ID", "ADDRESS", "NODES", "NUMA", "VENDOR")
 _WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "MEMORY", "WAITS", "SYSFS")
+_COUNTS_HEADER = ("CALLS", "ERRORS", "WAIT SECONDS")
+_PATIENCE_S = 0.5
+
+Counted = Mapping[str, "CountsRow"]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "devices",
-        help="list the accelerators of this node",
-        description="List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the "
-        "DRM core's table only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its "
-        "memory and waiting for it pass an ioctl; -: not known.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the DRM core's table "
+        "only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its memory and waiting for "
+        "it pass an ioctl; -: not known. With -o wide and --json the counts of each device are shown too, if kubenpud "
+        "runs."
     )
     add_format_arguments(parser)
+    add_bus_argument(parser)
     add_tables_argument(parser)
     parser.add_argument("--sysfs", type=Path, default=SYSFS, metavar="PATH", help="where sysfs is (default: /sys)")
     parser.set_defaults(func=run)
@@ -51,21 +66,46 @@ def run(args: argparse.Namespace) -> int:
     except SourceError as error:
         print_note(str(error))
         return 1
+    simulated = (args.sysfs / SIMULATED_MARK).exists()
     if args.json:
-        simulated = (args.sysfs / SIMULATED_MARK).exists()
-        print_json([{**_to_json(device, loaded), "simulated": simulated} for device in inventory.devices])
+        counted = _ask(args, simulated) or {}
+        found = [{**_to_json(device, loaded, counted), "simulated": simulated} for device in inventory.devices]
+        print_json(found)
     elif is_wide(args):
-        print_table(_WIDE_HEADER, [(*_row(device), *_wide_cells(device, loaded)) for device in inventory.devices])
+        _print_wide(inventory.devices, loaded, _ask(args, simulated))
     else:
-        print_table(_HEADER, [_row(device) for device in inventory.devices])
+        print_table(_HEADER, map(_row, inventory.devices))
     for text in (*map(str, loaded.errors), *inventory.problems):
         print_note(text)
-    if (args.sysfs / SIMULATED_MARK).exists():
+    if simulated:
         print_note("simulated node: these devices do not exist")
     if not inventory.devices:
         classes = args.sysfs / "class"
         print_note(f"no accelerator found: no card* or renderD* in {classes}/drm and no accel* in {classes}/accel")
     return 0
+
+
+def _ask(args: argparse.Namespace, simulated: bool) -> Counted | None:
+    """Counts by address. None: nobody answers who counts the devices of this sysfs."""
+    if args.sysfs != SYSFS and not args.bus:
+        return None
+    try:
+        with Feed(args, _PATIENCE_S) as feed:
+            node, devices = feed.read_devices()
+    except UnreachableError:
+        return None
+    if node.simulated != simulated:
+        return None
+    return {device.address: device.counts for device in devices if device.counts is not None}
+
+
+def _print_wide(devices: tuple[Device, ...], loaded: LoadedTables, counted: Counted | None) -> None:
+    rows = [(*_row(device), *_wide_cells(device, loaded)) for device in devices]
+    if counted is None:
+        print_table(_WIDE_HEADER, rows)
+    else:
+        more = [_count_cells(counted.get(device.address)) for device in devices]
+        print_table((*_WIDE_HEADER, *_COUNTS_HEADER), [(*a, *b) for a, b in zip(rows, more, strict=True)])
 
 
 def _row(device: Device) -> tuple[str | None, ...]:
@@ -83,13 +123,20 @@ def _wide_cells(device: Device, loaded: LoadedTables) -> tuple[str | None, ...]:
     return device.subsystem, *_visibility(device, loaded).values(), device.sysfs_path
 
 
+def _count_cells(counts: CountsRow | None) -> tuple[str | None, ...]:
+    if counts is None:
+        return None, None, None
+    return str(sum(counts.calls.values())), str(sum(counts.errors.values())), f"{counts.wait_ns / 1e9:.6f}"
+
+
 def _visibility(device: Device, loaded: LoadedTables) -> dict[str, str | None]:
     table = loaded.by_name(device.vendor)
     return dict.fromkeys(WHATS) | ({what: seen.value for what, seen in table.visibility.items()} if table else {})
 
 
-def _to_json(device: Device, loaded: LoadedTables) -> dict[str, object]:
+def _to_json(device: Device, loaded: LoadedTables, counted: Counted) -> dict[str, object]:
     visibility = _visibility(device, loaded)
+    counts = counted.get(device.address)
     return {
         "driver": device.driver,
         "pci_id": device.pci_id,
@@ -101,4 +148,5 @@ def _to_json(device: Device, loaded: LoadedTables) -> dict[str, object]:
         "visibility": visibility.pop("submit"),
         **{f"{what}_visibility": value for what, value in visibility.items()},
         "sysfs_path": device.sysfs_path,
+        "counts": None if counts is None else counts_to_json(counts),
     }

@@ -29,12 +29,10 @@ _PLACES = (
 """Flag, the setting it stands in for, help."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check whether this node can count, and does",
-        description="Check whether this node can count accelerator calls per pod, and does. Exit code 1 when a check "
-        "fails; a warning is something to know. Works without root and without the daemon, but sees more with them.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check whether this node can count accelerator calls per pod, and does. Exit code 1 when a check fails; a "
+        "warning is something to know. Works without root and without the daemon, but sees more with them."
     )
     add_format_arguments(parser)
     add_config_flag(parser)

@@ -13,18 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kubenpu.cli.packages import PACKAGES, explain_missing, is_missing
 from kubenpu.config.settings import Settings
 from kubenpu.devices.discovery import Inventory, discover
 from kubenpu.devices.tables import LoadedTables, load_tables
-from kubenpu.exporters.scrape import Row, fetch
-from kubenpu.identity.cri import CriClient, find_sockets
 from kubenpu.kernel import bpf
 from kubenpu.kernel.attach import HOOK, LADDER, OFF, SIDES
 from kubenpu.kernel.losses import explain_loss
 from kubenpu.kernel.pins import Pins, read_state
 from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+
+if TYPE_CHECKING:
+    from kubenpu.exporters.scrape import Row
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 MACHINES = ("x86_64", "aarch64")
@@ -68,7 +71,11 @@ class Examination:
     @cached_property
     def scrape(self) -> tuple[list[Row], SourceError | None]:
         try:
+            from kubenpu.exporters.scrape import fetch  # noqa: PLC0415 - what it needs may be missing
+
             return fetch(self.url), None
+        except ModuleNotFoundError as error:
+            return [], SourceError(*explain_missing(error))
         except SourceError as error:
             return [], error
 
@@ -91,6 +98,8 @@ def examine(node: Examination, checks: Iterable[tuple[str, Check]]) -> list[Find
             findings += check(node)
         except KubeNpuError as error:
             findings.append(Finding(name, error.cause, "an answer", error.remedy, WARN))
+        except ModuleNotFoundError as error:
+            findings.append(Finding(name, explain_missing(error)[0], "an answer", explain_missing(error)[1], WARN))
         except OSError as error:
             remedy = "Run as root to see it" if isinstance(error, PermissionError) else ""
             findings.append(Finding(name, f"cannot be read: {error.strerror}", "an answer", remedy, WARN))
@@ -181,6 +190,15 @@ def _libbpf(_node: Examination) -> Iterator[Finding]:
     yield Finding("libbpf", library.libbpf_version_string().decode(errors="replace"), needed)
 
 
+def _packages(_node: Examination) -> Iterator[Finding]:
+    missing = [package for package in PACKAGES if is_missing(package)]
+    for package in missing:
+        status = WARN if package.optional else FAIL
+        yield Finding("packages", f"no {package.debian}", f"present, for {package.lost}", package.remedy, status)
+    if not missing:
+        yield Finding("packages", "all of Python's", "all of Python's")
+
+
 # ---- the hook ----
 
 
@@ -265,6 +283,8 @@ def _tables(node: Examination) -> Iterator[Finding]:
 
 
 def _runtimes(node: Examination) -> Iterator[Finding]:
+    from kubenpu.identity.cri import CriClient, find_sockets  # noqa: PLC0415 - what it needs may be missing
+
     needed = "an answer within a second"
     sockets = find_sockets(tuple(map(Path, node.settings.cri_sockets)))
     if not sockets:
@@ -347,6 +367,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("preemption", _preemption),
     ("capabilities", _capabilities),
     ("libbpf", _libbpf),
+    ("packages", _packages),
     ("mechanisms", _mechanisms),
     ("hook", _hook),
     ("counters", _counters),

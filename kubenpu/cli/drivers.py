@@ -20,14 +20,12 @@ _HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "NOTE")
 _WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "MEMORY", "WAITS", "MATCHES", "SOURCE", "NOTE")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "drivers",
-        help="list the driver tables and what each driver lets one see",
-        description="List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, "
-        "partly (there are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting. The table "
-        "drm is the DRM core's and applies to every DRM and accel device. Drivers of subsystem char are not counted "
-        "by this version. The numbers are in --json.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, partly (there "
+        "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting. The table drm is the "
+        "DRM core's and applies to every DRM and accel device. Drivers of subsystem char are not counted by this "
+        "version. The numbers are in --json."
     )
     add_format_arguments(parser)
     add_tables_argument(parser)
@@ -43,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         print_table(_WIDE_HEADER, [_wide_row(table) for table in tables])
     else:
         print_table(_HEADER, [(*_cells(table), table.visibility_note) for table in tables])
-    for error in loaded.errors:
-        print_note(str(error))
+    for text in (*map(str, loaded.errors), *loaded.notes):
+        print_note(text)
     return 1 if loaded.errors else 0
 
 

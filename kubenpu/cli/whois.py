@@ -23,12 +23,10 @@ _WIDE_HEADER = ("KIND", "DRIVER", "RUNTIME", "QOS", "POD UID", "CONTAINER", "UNI
 _V2_PREFIX = "0::"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "whois",
-        help="say whose work a process or cgroup path is",
-        description="Say whose work a process or a cgroup path is, and how that was decided. UNIT is what work outside "
-        "pods is accounted to. Only the path is looked at; kubenpud also asks the container runtime.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say whose work a process or a cgroup path is, and how that was decided. UNIT is what work outside pods is "
+        "accounted to. Only the path is looked at; kubenpud also asks the container runtime."
     )
     parser.add_argument("targets", nargs="*", metavar="PID|CGROUP-PATH", help="a path begins with /")
     parser.add_argument("--stdin", action="store_true", help="also read targets from standard input, one per line")
@@ -121,4 +119,5 @@ def _to_json(identity: PathIdentity) -> dict[str, str | None]:
         "container_id": identity.container_id,
         "qos": identity.qos,
         "unit": identity.unit,
+        "reason": _reason(identity),
     }

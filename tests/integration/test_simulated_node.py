@@ -113,8 +113,11 @@ def test_every_output_says_that_it_is_simulated(port: int) -> None:
     with started(port):
         assert [row.value for row in rows(port) if row.name == "kubenpu_simulated"] == [1]
         run_directory, *_ = places()
-        pods = kubenpuctl("pods", "--json", "--url", f"http://127.0.0.1:{port}/metrics")
-        devices = kubenpuctl("devices", "--json", "--sysfs", str(run_directory / "sys"))
+        bus = ("--bus", f"unix:path={run_directory}/bus")
+        pods = kubenpuctl("pods", "--json", *bus)
+        devices = kubenpuctl("devices", "--json", "--sysfs", str(run_directory / "sys"), *bus)
+        top = kubenpuctl("top", "--once", *bus)
+        watch = kubenpuctl("watch", "--json", "--count", "1", *bus)
         doctor = kubenpuctl(
             "doctor",
             "--json",
@@ -123,9 +126,12 @@ def test_every_output_says_that_it_is_simulated(port: int) -> None:
             "--url",
             f"http://127.0.0.1:{port}/metrics",
         )
-    assert (pods.returncode, devices.returncode, doctor.returncode) == (0, 0, 0), doctor.stdout
-    for answer in (pods, devices, doctor):
-        assert "simulated node" in answer.stderr
+    for answer in (pods, devices, top, watch, doctor):
+        assert (answer.returncode, "simulated node" in answer.stderr) == (0, True), answer.stdout + answer.stderr
+    assert top.stdout.startswith("SIMULATED NODE")
+    assert all(json.loads(line)["simulated"] for line in watch.stdout.splitlines())
+    assert {json.loads(line)["pod"] for line in watch.stdout.splitlines()} == {*(pod.name for pod in PODS), None}
+    assert all(entry["simulated"] and entry["counts"]["calls"] for entry in json.loads(devices.stdout))
     assert {entry["pod"] for entry in json.loads(pods.stdout)} == {*(pod.name for pod in PODS), None}
     assert [entry["address"] for entry in json.loads(devices.stdout)] == sorted(d.address for d in DEVICES)
     assert {"hook drm_ioctl", "counters", "runtime"} <= {

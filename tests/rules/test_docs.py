@@ -69,7 +69,7 @@ def test_readme_lists_the_metrics() -> None:
 
 
 def test_readme_names_the_subcommands() -> None:
-    names = {command.__name__.rpartition(".")[2] for command in COMMANDS}
+    names = {command.name for command in COMMANDS}
     assert set(re.findall(r"^kubenpuctl ([a-z]+)", README, re.M)) == names
 
 

@@ -14,6 +14,7 @@ import pytest
 from kubenpu.cli import doctor_checks
 from kubenpu.cli.doctor_checks import CHECKS, FAIL, OK, WARN, Examination, Finding, examine
 from kubenpu.config.settings import Settings
+from kubenpu.identity import cri
 from kubenpu.kernel import bpf
 from kubenpu.kernel.pins import Pins, write_state
 from kubenpu.model.errors import ConfigError, KernelError, SourceError
@@ -288,7 +289,7 @@ def test_silent_runtime_costs_its_deadline(node: Examination, tmp_path: Path) ->
 
 
 def test_no_runtime(node: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_checks, "find_sockets", lambda _explicit: [])
+    monkeypatch.setattr(cri, "find_sockets", lambda _explicit: [])
     assert one(node, "runtime").status == WARN
 
 

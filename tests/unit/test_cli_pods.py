@@ -1,145 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kubenpuctl pods` against a server that speaks as kubenpud does, and against others that do not."""
+"""`kubenpuctl pods` with what kubenpud answers, and without it."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
+from kubenpu.cli import bus
 from kubenpu.cli.main import main
-from tests.fakes.sim_metrics import free_url, serve_text
+from kubenpu.exporters.dbus_client import CounterRow, NodeClient, NodeRow
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import Owner, OwnerKind
+from tests.fakes.fake_client import IGPU, LOST, NODE, OFF, SIMULATED, SSH, WEB, FakeClient, counts, row
 
-HOSTILE = 'evil\\n\x1b[2Jpod\\\\ \\"}'  # as the text format escapes it: line end, terminal code, backslash, quote
-IGPU = 'device="0000:00:02.0",vendor="i915"'
-A, B = (f'namespace="vision",pod="detector",container="{name}",{IGPU}' for name in "ab")
-EXPOSITION = f"""\
-# TYPE kubenpu_ioctl counter
-kubenpu_ioctl_total{{{A},kind="submit"}} 40
-kubenpu_ioctl_total{{{A},kind="wait"}} 2
-kubenpu_ioctl_total{{{B},kind="submit"}} 7
-kubenpu_ioctl_total{{namespace="z",pod="{HOSTILE}",container="",device="vgem",vendor="-",kind="other"}} 1
-# TYPE kubenpu_ioctl_errors counter
-kubenpu_ioctl_errors_total{{{A},kind="submit"}} 3
-kubenpu_ioctl_errors_total{{{A},kind="wait"}} 1
-# TYPE kubenpu_ioctl_wait_seconds counter
-kubenpu_ioctl_wait_seconds_total{{{A}}} 1.25
-# TYPE kubenpu_host_ioctl counter
-kubenpu_host_ioctl_total{{unit="batch.service",{IGPU},kind="alloc"}} 9
-# TYPE kubenpu_device_ioctl counter
-kubenpu_device_ioctl_total{{{IGPU},kind="submit"}} 47
-"""
+EVIL = Owner(OwnerKind.POD, "z", 'evil\n\x1b[2Jpod" 日本', "e\u0301" * 2000, "u2", "")
+ROWS = [
+    row(EVIL, counts(None, other=1), device="npu.0"),
+    row(WEB, counts(40, errors=4, wait_ns=1_250_000_000, other=2)),
+    row(SSH, counts(None, other=9), alive=False),
+]
 
 
 @pytest.fixture
-def url() -> Any:
-    with serve_text(EXPOSITION) as address:
-        yield address
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    return answering(monkeypatch, NODE, ROWS)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, node: NodeRow, rows: list[CounterRow]) -> FakeClient:
+    fake = FakeClient([(node, rows)])
+    fake.put(monkeypatch)
+    return fake
 
 
 def lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "--url", url]) == 0
-    header, host, first, second, hostile = lines(capsys.readouterr().out)
-    assert header[:5] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE", "VENDOR"]
-    assert header[5:] == ["SUBMIT", "ALLOC", "FREE", "MAP", "WAIT", "CONTEXT", "OTHER", "ERRORS"]
-    assert host == ["(host)", "batch.service", "-", "0000:00:02.0", "i915", *"-9-----0"]
-    assert first == ["vision", "detector", "a", "0000:00:02.0", "i915", "40", *"---2--4"]
-    assert second == ["vision", "detector", "b", "0000:00:02.0", "i915", *"7------0"]
-    assert hostile[0] == "z"
+def test_table(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods"]) == 0
+    header, host, web, evil = lines(capsys.readouterr().out)
+    assert " ".join(header) == "NAMESPACE POD CONTAINER DEVICE SUBMIT ALLOC FREE MAP WAIT CONTEXT OTHER"
+    assert host == ["(host)", "ssh.service", "-", IGPU, *"----0-9"]
+    assert web == ["shop", "web-0", "main", IGPU, "40", *"---0-2"]
+    assert evil[0] == "z"
+    assert client.closed == 1
 
 
-def test_hostile_names_stay_in_their_cell(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["pods", "--url", url])
+def test_wide(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "-o", "wide"]) == 0
+    header, host, web, _ = lines(capsys.readouterr().out)
+    assert header[-10:] == ["ERRORS", "WAIT", "SECONDS", "VENDOR", "ALIVE", "SINCE", "POD", "UID", "CONTAINER", "ID"]
+    assert web[-7:] == ["4", "1.250000", "i915", "yes", "1970-01-01T00:16:40Z", "u1", "c" * 64]
+    assert host[-7:] == ["0", "0.000000", "i915", "no", "1970-01-01T00:16:40Z", "-", "-"]
+
+
+def test_hostile_names_stay_in_their_cell(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pods", "-o", "wide"])
     out = capsys.readouterr().out
-    assert "\x1b" not in out
-    assert out.count("\n") == 5
-    assert '\\x1b[2Jpod\\ "}' in out
+    assert out.replace("\n", "").isprintable()
+    assert out.count("\n") == 4
+    assert '\\x1b[2Jpod" 日本' in out
+    assert "e\\u0301" * 2000 in out  # a pipe gets all of it
 
 
-def test_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "--json", "--url", url]) == 0
-    document = json.loads(capsys.readouterr().out)
-    by_place = {(entry["namespace"], entry["container"], entry["unit"]): entry for entry in document}
-    assert by_place["vision", "a", None] == {
-        "namespace": "vision",
-        "pod": "detector",
-        "container": "a",
+def test_json(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "--json"]) == 0
+    host, web, evil = json.loads(capsys.readouterr().out)
+    assert web == {
+        "kind": "pod",
+        "namespace": "shop",
+        "pod": "web-0",
+        "container": "main",
+        "pod_uid": "u1",
+        "container_id": "c" * 64,
         "unit": None,
-        "device": "0000:00:02.0",
+        "device": IGPU,
         "vendor": "i915",
-        "calls": {"submit": 40, "wait": 2},
+        "alive": True,
+        "calls": {"submit": 40, "wait": 0, "other": 2},
         "errors": 4,
         "wait_seconds": 1.25,
+        "since": 1000,
         "simulated": False,
     }
-    assert by_place["vision", "b", None]["wait_seconds"] is None
-    assert by_place[None, None, "batch.service"]["calls"] == {"alloc": 9}
-    assert by_place["z", None, None]["vendor"] is None
-    assert by_place["z", None, None]["pod"] == 'evil\n\x1b[2Jpod\\ "}'
+    assert host.keys() == web.keys() == evil.keys()
+    assert (host["unit"], host["pod"], host["alive"]) == ("ssh.service", None, False)
+    assert evil["pod"] == EVIL.pod
 
 
-def test_namespace_filter_hides_everything_else(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "-n", "vision", "--json", "--url", url]) == 0
-    assert [entry["container"] for entry in json.loads(capsys.readouterr().out)] == ["a", "b"]
+def test_filters_are_kubenpuds(client: FakeClient) -> None:
+    words = ["-n", "shop", "--pod", "web-0", "--device", IGPU, "--kind", "pod"]
+    assert main(["pods", *words]) == 0
+    assert client.asked == [{"Namespace": "shop", "Pod": "web-0", "Device": IGPU, "Kind": "pod"}]
 
 
-def test_wide_adds_wait_and_unit(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "-o", "wide", "--url", url]) == 0
-    header, host, first, *_ = lines(capsys.readouterr().out)
-    assert " ".join(header).endswith("ERRORS WAIT SECONDS UNIT")
-    assert host[-2:] == ["-", "batch.service"]
-    assert first[-2:] == ["1.250000", "-"]
+@pytest.mark.parametrize("word", ["a\nb", "\udcff", "\x1b[2J"])
+def test_what_cannot_be_a_name_is_misuse(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["pods", "--pod", word])
+    assert stopped.value.code == 2
 
 
-def test_notes_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    text = """\
-# TYPE kubenpu_simulated gauge
-kubenpu_simulated 1
-# TYPE kubenpu_hook_up gauge
-kubenpu_hook_up{hook="drm_ioctl",mechanism="off"} 0
-# TYPE kubenpu_events_dropped counter
-kubenpu_events_dropped_total{reason="slots_full"} 12
-kubenpu_events_dropped_total{reason="no_storage"} 0
-"""
-    with serve_text(text) as url:
-        assert main(["pods", "--url", url]) == 0
+def test_notes_go_to_standard_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answering(monkeypatch, SIMULATED, [row(LOST, counts(7)), row(LOST, counts(5))])
+    assert main(["pods"]) == 0
+    out, err = capsys.readouterr()
+    assert ["(unknown)", "u9", "d" * 12] in [line[:3] for line in lines(out)]
+    assert "simulated node" in err
+    assert f"12 calls on {IGPU} belong to pods that no container runtime has confirmed" in err
+
+
+def test_a_hook_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answering(monkeypatch, OFF, [])
+    assert main(["pods"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
-    assert "simulated node" in err
     assert "hook drm_ioctl is off" in err
-    assert "12 events lost: slots_full" in err
-    assert "no_storage" not in err
 
 
-def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "--url", free_url()]) == 3
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake = FakeClient([SourceError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")])
+    fake.put(monkeypatch)
+    assert main(["pods"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert "does not answer" in err
-    assert "systemctl start kubenpud" in err
+    assert err == "kubenpuctl: kubenpud is not on the message bus. Start it: systemctl start kubenpud.\n"
+    assert fake.closed == 1
 
 
-@pytest.mark.parametrize("body", ["{ this is no exposition\n", b"\xff\xfe\x00\n", "name{label=} x\n"])
-def test_something_else_answers(body: str | bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_text(body) as url:
-        assert main(["pods", "--url", url]) == 3
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "is not kubenpud" in err
+@pytest.mark.parametrize("command", [["pods"], ["watch"], ["top", "--once"]])
+def test_without_the_library_its_package_is_named(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_address: str, _timeout_s: float) -> NodeClient:
+        raise ModuleNotFoundError("No module named 'dbus_next'", name="dbus_next")
+
+    monkeypatch.setattr(bus, "_connect", fail)
+    assert main(command) == 3
+    assert capsys.readouterr().err == "kubenpuctl: Python's dbus_next is missing. Install python3-dbus-next.\n"
 
 
-def test_an_error_page(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_text("busy", status=503) as url:
-        assert main(["pods", "--url", url]) == 3
-    assert "does not answer" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/metrics", "localhost:10074"])
-def test_only_http(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pods", "--url", url]) == 3
-    assert "is not an http URL" in capsys.readouterr().err
+def test_a_terminal_gets_lines_that_fit(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["pods"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 100
+    assert IGPU in shown[1]

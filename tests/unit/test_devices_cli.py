@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from pathlib import Path
 
 import pytest
 
-from kubenpu.cli import devices as devices_command
-from kubenpu.cli import drivers as drivers_command
 from kubenpu.cli import output
+from kubenpu.cli.main import main
+from kubenpu.exporters.dbus_client import NodeRow
+from kubenpu.model.errors import SourceError
+from tests.fakes.fake_client import NODE, SIMULATED, FakeClient, counts, device
 from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
 
 HEADER = "DRIVER  PCI ID  ADDRESS  NODES  NUMA  VENDOR\n"
@@ -24,16 +25,8 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 
 
 def kubenpuctl(*words: str | Path) -> int:
-    parser = argparse.ArgumentParser(prog="kubenpuctl")
-    subparsers = parser.add_subparsers(required=True)
-    devices_command.add_parser(subparsers)
-    drivers_command.add_parser(subparsers)
-    args = parser.parse_args([*map(str, words), "--drivers-dir", "/nonexistent"])
-    if "--drivers-dir" in words:
-        args = parser.parse_args([str(word) for word in words])
-    status = args.func(args)
-    assert isinstance(status, int)
-    return status
+    given = [*map(str, words)]
+    return main(given if "--drivers-dir" in words else [*given, "--drivers-dir", "/nonexistent"])
 
 
 def test_devices_prints_the_documented_table(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +83,7 @@ def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> N
             "memory_visibility": None,
             "wait_visibility": None,
             "sysfs_path": str(sysfs.root / IGPU),
+            "counts": None,
             "simulated": False,
         }
     ]
@@ -140,6 +134,12 @@ def test_a_bad_table_of_the_operator_is_reported(
     assert kubenpuctl("drivers", "--drivers-dir", tmp_path) == 1
     printed = capsys.readouterr()
     assert "i915" in printed.out and f"{tmp_path}/bad.toml" in printed.err
+
+
+def test_what_may_surprise_is_said_by_drivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old.toml\x1b[2J~").touch()
+    assert kubenpuctl("drivers", "--drivers-dir", tmp_path) == 0
+    assert r"old.toml\x1b[2J~ is ignored" in capsys.readouterr().err
 
 
 def test_drivers_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,3 +200,79 @@ def test_an_ascii_terminal_gets_escapes_not_a_traceback(monkeypatch: pytest.Monk
     output.print_table(("A",), [("é",)])
     stream.flush()
     assert raw.getvalue() == b"A\n\\xe9\n"
+
+
+# ---- counts of the daemon ----
+
+
+@pytest.fixture
+def igpu(sysfs: FakeSysfs) -> FakeSysfs:
+    sysfs.add_device(IGPU, SAMPLES["01 intel igpu"], "pci")
+    sysfs.add_node(IGPU, "card0", "226:0")
+    return sysfs
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, node: NodeRow) -> FakeClient:
+    client = FakeClient([(node, [])])
+    client.device_rows = [device(counts(40, errors=2, wait_ns=1_500_000_000))]
+    client.put(monkeypatch)
+    return client
+
+
+def test_devices_wide_shows_counts(
+    igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(monkeypatch, NODE)
+    assert kubenpuctl("devices", "-o", "wide", "--sysfs", igpu.root, "--bus", "unix:path=/x") == 0
+    header, shown = capsys.readouterr().out.splitlines()
+    assert header.split()[-5:] == ["SYSFS", "CALLS", "ERRORS", "WAIT", "SECONDS"]
+    assert shown.split()[-3:] == ["40", "2", "1.500000"]
+
+
+def test_devices_json_has_counts(
+    igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(monkeypatch, NODE)
+    assert kubenpuctl("devices", "--json", "--sysfs", igpu.root, "--bus", "unix:path=/x") == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["counts"] == {
+        "calls": {"submit": 40, "wait": 0, "other": 0},
+        "errors": 2,
+        "wait_seconds": 1.5,
+        "since": 1000,
+    }
+
+
+def test_counts_of_another_node_are_not_these_devices(
+    igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulated kubenpud beside real devices."""
+    answering(monkeypatch, SIMULATED)
+    assert kubenpuctl("devices", "-o", "wide", "--sysfs", igpu.root, "--bus", "unix:path=/x") == 0
+    assert "CALLS" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [(), ("--bus", "unix:path=/x")])
+def test_plain_devices_ask_nobody(
+    igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    client = answering(monkeypatch, NODE)
+    assert kubenpuctl("devices", "--sysfs", igpu.root, *words) == 0
+    assert capsys.readouterr().out.startswith("DRIVER  PCI ID     ADDRESS       NODES  NUMA  VENDOR\n")
+    assert len(client.items) == 1
+
+
+def test_another_sysfs_is_not_the_daemons(igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = answering(monkeypatch, NODE)
+    assert kubenpuctl("devices", "--json", "--sysfs", igpu.root) == 0
+    assert len(client.items) == 1
+
+
+def test_no_daemon_is_no_failure(
+    igpu: FakeSysfs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeClient([SourceError("kubenpud is not on the message bus")]).put(monkeypatch)
+    assert kubenpuctl("devices", "-o", "wide", "--sysfs", igpu.root, "--bus", "unix:path=/x") == 0
+    out, err = capsys.readouterr()
+    assert "CALLS" not in out
+    assert err == ""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -15,17 +14,15 @@ from pathlib import Path
 import pytest
 
 from kubenpu.cli import whois
+from kubenpu.cli.main import main
 
 CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "cgroup-paths.json").read_text(encoding="utf-8"))
-KEYS = ["path", "kind", "driver", "runtime", "pod_uid", "container_id", "qos", "unit"]
+KEYS = ["path", "kind", "driver", "runtime", "pod_uid", "container_id", "qos", "unit", "reason"]
+UNCOLLECTED = ("unit", "reason")
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    whois.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["whois", *words])
-    status: int = args.func(args)
-    return status
+    return main(["whois", *words])
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]) -> None:
@@ -37,8 +34,9 @@ def test_json_of_all_collected_paths(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run("--stdin", "--json") == 0
     answers = json.loads(capsys.readouterr().out)
     assert [list(answer) for answer in answers] == [KEYS] * len(CASES)
-    expected = [{key: case[key] for key in KEYS if key != "unit"} for case in CASES]
-    assert [{key: answer[key] for key in KEYS if key != "unit"} for answer in answers] == expected
+    expected = [{key: case[key] for key in KEYS if key not in UNCOLLECTED} for case in CASES]
+    assert [{key: answer[key] for key in KEYS if key not in UNCOLLECTED} for answer in answers] == expected
+    assert all(answer["reason"] for answer in answers)
 
 
 def test_own_process(capsys: pytest.CaptureFixture[str]) -> None:

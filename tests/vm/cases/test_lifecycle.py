@@ -155,7 +155,7 @@ def test_a_plain_user_may_look(virtio: DrmDevice) -> None:
     assert row in [line.split() for line in lines]
     assert _as_nobody("whois", str(service.main_pid())).count("kubenpud.service") == 2
     assert "virtio_gpu" in _as_nobody("drivers")
-    assert "virtio_gpu" in _as_nobody("pods")
+    assert "virtio_gpu" in _as_nobody("pods", "-o", "wide")
 
 
 def _as_nobody(*arguments: str) -> str:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text on a terminal: hostile text stays in its cell, and cells are counted as a terminal does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wcwidth import wcswidth
+
+from kubenpu.cli.output import count_cells, cut, cut_middle, escape, fill, render_table
+
+# Wide since Unicode 16 only, so that Python and terminals of different age disagree.
+NEWLY_WIDE = ((0x2630, 0x2637), (0x268A, 0x268F), (0x4DC0, 0x4DFF), (0x1D300, 0x1D376))
+TEXT = st.text(max_size=60).filter(lambda text: not any(a <= ord(c) <= b for c in text for a, b in NEWLY_WIDE))
+
+
+@settings(deadline=None)
+@given(TEXT)
+def test_cells_are_those_of_a_terminal(text: str) -> None:
+    shown = escape(text)
+    assert shown.isprintable()
+    assert count_cells(shown) == wcswidth(shown)
+
+
+@settings(deadline=None)
+@given(TEXT, st.booleans())
+def test_what_is_escaped_stays_as_it_is(text: str, ascii_only: bool) -> None:
+    once = escape(text, ascii_only)
+    assert escape(once, ascii_only) == once
+    assert once.isascii() or not ascii_only
+
+
+@settings(deadline=None)
+@given(TEXT, st.integers(0, 40))
+def test_cut_and_fill_keep_to_their_cells(text: str, cells: int) -> None:
+    shown = escape(text)
+    assert count_cells(cut(shown, cells)) <= cells
+    assert count_cells(cut_middle(shown, cells)) <= cells
+    assert count_cells(fill(shown, cells)) == cells
+    if count_cells(shown) <= cells:
+        assert cut(shown, cells) == cut_middle(shown, cells) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("e\u0301", r"e\u0301"),  # joins the letter before it
+        ("a" + "\u0300" * 3, r"a\u0300\u0300\u0300"),
+        ("日本", "日本"),
+        ("\u3164", r"\u3164"),  # a letter that shows nothing
+        ("\U0001f1e9\U0001f1ea", r"\U0001f1e9\U0001f1ea"),  # one flag or two letters
+        ("\u1100\u1161", "\u1100" + r"\u1161"),
+    ],
+)
+def test_what_has_no_cell_of_its_own_is_shown_as_escape(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+def test_columns_stay_columns_with_wide_characters() -> None:
+    text = render_table(("NAME", "N"), [("日本", "1"), ("abc", "2")])
+    assert text == "NAME  N\n日本  1\nabc   2\n"
+
+
+def test_cut_marks_what_is_missing_and_never_halves_a_character() -> None:
+    assert cut("abcdef", 4) == "abc+"
+    assert cut("日本語", 4) == "日+"
+    assert cut("abc", 0) == ""
+    assert cut_middle("abcdefgh", 5) == "ab+gh"
+    assert cut_middle("日本語日本語", 6) == "日+語"
+
+
+def test_a_table_is_cut_to_the_terminal_from_its_widest_columns() -> None:
+    rows = [("n" * 300, "0000:00:02.0", "7"), ("short", "npu.0", "123456")]
+    text = render_table(("NAME", "DEVICE", "CALLS"), rows, limit=60)
+    assert max(map(len, text.splitlines())) == 60
+    assert "0000:00:02.0" in text and "123456" in text and "n+  " in text
+    assert render_table(("NAME", "DEVICE", "CALLS"), rows).count("n" * 300) == 1
+
+
+def test_a_table_that_cannot_be_narrow_stays_readable() -> None:
+    text = render_table(("A", "B"), [("x" * 50, "y" * 50)], limit=10)
+    assert text.splitlines()[1] == f"{'x' * 11}+  {'y' * 11}+"

@@ -26,8 +26,8 @@ SIM := build/sim/sim_workload
 CROSS_HEADERS_x86_64 := linux-libc-dev-arm64-cross
 CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
 PACKAGES_check := man-db openssl protobuf-compiler python3-venv
-PACKAGES_build := clang gcc libbpf-dev libbpf1 libc6-dev llvm mount python3-docutils $(CROSS_HEADERS_$(MACHINE))
-PACKAGES_integration := dbus-daemon prometheus
+PACKAGES_build := clang dbus-daemon gcc libbpf-dev libbpf1 libc6-dev llvm mount python3-docutils $(CROSS_HEADERS_$(MACHINE))
+PACKAGES_integration := bash-completion fish prometheus zsh
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
@@ -41,7 +41,7 @@ MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help deps venv build bpf proto sim man check format test test-bpf test-integration test-vm bench run install clean bpffs
+.PHONY: help deps venv build bpf proto sim man completion check format test test-bpf test-integration test-vm bench run install clean bpffs
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ man:  ## man pages, in build/man
 	rm -rf build/man
 	PYTHONPATH=$(CURDIR) $(MAN_PYTHON) -B packaging/man/make_pages.py build/man
 
+completion:  ## completion for bash, zsh and fish, in build/completion
+	rm -rf build/completion
+	PYTHONPATH=$(CURDIR) $(PYTHON) -B packaging/shell/make_completion.py build/completion
+
 # ---- tests ----
 
 check: build/deps-check venv proto  ## quick, no root: lint, types, repository rules, unit tests
@@ -136,7 +140,7 @@ bpffs:
 run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
 	$(PY) -m tests.fakes.simulated_node
 
-install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man  ## the product, below DESTDIR
+install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man completion  ## the product, below DESTDIR
 	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
@@ -148,6 +152,7 @@ install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man  ## the product, below DESTDIR
 		>$(DESTDIR)$(PREFIX)/share/doc/kubenpu/kubenpu.toml
 	set -e; for page in build/man/*; do \
 		install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page; done
+	cd build/completion && find . -type f -exec install -D -m 644 {} $(DESTDIR)$(PREFIX)/share/{} \;
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
 	install -D -m 644 systemd/tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kubenpu.conf
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/udev/rules.d systemd/99-kubenpu.rules

@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus interface, declared once: names, methods, properties, signals, the fields of every a{sv}, limits, errors.
+"""The D-Bus interface, declared once: names, methods, properties, signals, errors; its fields are those of fields.py.
 
 Server, client, introspection XML, documentation and the tests of bus policy and polkit actions are made from it. Pure:
-reads values of the model, knows no wire. A field whose value is absent is left out, never sent as 0 or "". Most of its
-types are named tuples: a dataclass costs the daemon five times the memory.
+knows no wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from kubenpu.model.device import Device
-from kubenpu.model.identity import Owner
-from kubenpu.model.kinds import KINDS, Kind
-from kubenpu.model.sample import Counts
-from kubenpu.model.view import Usage, View
+from kubenpu.api.fields import COUNT_FIELDS, COUNTS, DEVICE_FIELDS, NODE_FIELDS, Field, read_present
 
 NAME = "io.kubenpu"
 PATH = "/io/kubenpu"
 DEVICES_PATH = PATH + "/device"
 DESKTOP = "org.freedesktop.DBus"
-MAX_ROWS = 500  # of a page of GetCounters
-MAX_WORKLOADS = 4096  # of a reply of ListWorkloads
 
 FAILED = NAME + ".Error.Failed"
 ABSENT = NAME + ".Error.Absent"
@@ -38,6 +30,8 @@ UNKNOWN_PROPERTY = DESKTOP + ".Error.UnknownProperty"
 
 Fields = Mapping[str, tuple[str, object]]
 """An a{sv} before it is encoded: key -> signature and value; a value of signature a{sv} is Fields again."""
+
+T = TypeVar("T")
 
 
 class Argument(NamedTuple):
@@ -89,137 +83,13 @@ class Interface(NamedTuple):
     signals: tuple[Signal, ...] = ()
 
 
-T = TypeVar("T")
-S = TypeVar("S")
-
-
-@dataclass(frozen=True, slots=True)
-class Field(Generic[T]):
-    """One key of an a{sv} and how it is read off what is shown; None or "": absent."""
-
-    name: str
-    signature: str
-    help: str
-    read: Callable[[T], object]
-
-
 def read_fields(fields: Iterable[Field[T]], subject: T) -> Fields:
-    found = {field.name: (field.signature, field.read(subject)) for field in fields}
-    return {name: (signature, value) for name, (signature, value) in found.items() if value is not None and value != ""}
+    """Those that have a value."""
+    return {field.name: (field.signature, _nested(field, value)) for field, value in read_present(fields, subject)}
 
 
-def _of(fields: tuple[Field[S], ...], get: Callable[[T], S]) -> tuple[Field[T], ...]:
-    """The same fields, read off something that contains their subject."""
-
-    def read(field: Field[S]) -> Callable[[T], object]:
-        return lambda subject: field.read(get(subject))
-
-    return tuple(Field(field.name, field.signature, field.help, read(field)) for field in fields)
-
-
-# ---- what is shown ----
-
-
-class ShownCounts(NamedTuple):
-    """Counts since a moment. `submits`: whether the driver's submissions pass an ioctl at least partly."""
-
-    counts: Counts
-    since: float
-    submits: bool
-
-    def by_kind(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Zeros too, but not a submit that nobody could have seen."""
-        named = zip(KINDS, numbers, strict=True)
-        return {kind.label: n for kind, n in named if n or self.submits or kind is not Kind.SUBMIT}
-
-
-class ShownDevice(NamedTuple):
-    """`counts` None: nothing is counted on it now."""
-
-    device: Device
-    counts: ShownCounts | None
-
-
-class ShownUsage(NamedTuple):
-    usage: Usage
-    counts: ShownCounts
-
-
-class Workload(NamedTuple):
-    """One owner over all devices. `since`: Unix time of its first counted call."""
-
-    owner: Owner
-    alive: bool
-    devices: tuple[str, ...]
-    since: float
-
-
-def _mechanisms(view: View) -> dict[str, str]:
-    return {hook.hook: hook.mechanism for hook in view.hooks}
-
-
-def _since(view: View) -> int | None:
-    return None if view.counting_since is None else int(view.counting_since)
-
-
-OWNER_FIELDS: tuple[Field[Owner], ...] = (
-    Field("Kind", "s", "pod, host (outside pods) or unknown (no runtime has confirmed it)", lambda o: o.kind.value),
-    Field("Namespace", "s", "namespace of the pod", lambda o: o.namespace),
-    Field("Pod", "s", "name of the pod", lambda o: o.pod),
-    Field("Container", "s", "name of the container", lambda o: o.container),
-    Field("PodUid", "s", "UID of the pod", lambda o: o.pod_uid),
-    Field("ContainerId", "s", "id of the container", lambda o: o.container_id),
-    Field("Unit", "s", "systemd unit, plain container or user session, outside pods", lambda o: o.unit),
-)
-WORKLOAD_FIELDS: tuple[Field[Workload], ...] = (
-    *_of(OWNER_FIELDS, lambda workload: workload.owner),
-    Field("Alive", "b", "whether one of its cgroups exists", lambda w: w.alive),
-    Field("Devices", "as", "addresses of the devices it used", lambda w: list(w.devices)),
-    Field("Since", "t", "Unix time of its first counted call, in seconds", lambda w: int(w.since)),
-)
-COUNT_FIELDS: tuple[Field[ShownCounts], ...] = (
-    Field("Calls", "a{st}", "calls by kind, failed ones included", lambda s: s.by_kind(s.counts.calls)),
-    Field("Errors", "a{st}", "those that returned an error", lambda s: s.by_kind(s.counts.errors)),
-    Field("WaitNs", "t", "time inside calls of kind wait, in nanoseconds", lambda s: s.counts.wait_ns),
-    Field("Since", "t", "Unix time since which these are counted, in seconds", lambda s: int(s.since)),
-)
-# What GetCounters can select by, and the first part of its rows.
-FILTER_FIELDS: tuple[Field[Usage], ...] = (
-    *_of(OWNER_FIELDS, lambda usage: usage.owner),
-    Field("Device", "s", "address of the device", lambda u: u.device),
-    Field("Vendor", "s", "its driver table", lambda u: u.vendor),
-    Field("Alive", "b", "whether a cgroup of the workload exists", lambda u: u.alive),
-)
-COUNTER_FIELDS: tuple[Field[ShownUsage], ...] = (
-    *_of(FILTER_FIELDS, lambda shown: shown.usage),
-    *_of(COUNT_FIELDS, lambda shown: shown.counts),
-)
-DEVICE_FIELDS: tuple[Field[ShownDevice], ...] = (
-    Field("Address", "s", "PCI address, else the name in sysfs", lambda s: s.device.address),
-    Field("Driver", "s", "kernel driver", lambda s: s.device.driver),
-    Field("Vendor", "s", "driver table that fits it", lambda s: s.device.vendor),
-    Field("PciId", "s", "PCI vendor and device", lambda s: s.device.pci_id),
-    Field("NumaNode", "u", "NUMA node", lambda s: s.device.numa_node),
-    Field(
-        "Nodes",
-        "a(suu)",
-        "device nodes: name below /dev, major, minor",
-        lambda s: [(node.name, node.major, node.minor) for node in s.device.nodes],
-    ),
-    Field(
-        "Counters",
-        "a{sv}",
-        "Calls, Errors, WaitNs, Since, counted independently of who called",
-        lambda s: read_fields(COUNT_FIELDS, s.counts) if s.counts else None,
-    ),
-)
-NODE_FIELDS: tuple[Field[View], ...] = (
-    Field("Version", "s", "version of the service", lambda view: view.version),
-    Field("NodeName", "s", "name of the node", lambda view: view.node),
-    Field("Simulated", "b", "whether devices and workloads are made up", lambda view: view.simulated),
-    Field("Hooks", "a{ss}", "mechanism of each hook; off: it counts nothing", _mechanisms),
-    Field("CountingSince", "t", "Unix time since which calls are counted, in seconds", _since),
-)
+def _nested(field: Field[T], value: Any) -> object:
+    return read_fields(COUNT_FIELDS, value) if field.shape is COUNTS else value
 
 
 # ---- the interfaces ----

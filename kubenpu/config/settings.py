@@ -52,6 +52,7 @@ class Settings:
     systemd_socket: bool
     web_config_file: str
     dbus_address: str
+    varlink_address: str
     log_level: str
     log_format: str
     pin_directory: Path
@@ -110,6 +111,13 @@ SETTINGS: tuple[Setting, ...] = (
         ),
         "system",
         "Message bus to serve io.kubenpu on; empty: none.",
+    ),
+    Setting(
+        "varlink.address",
+        "varlink_address",
+        text(r"(unix:/[^\x00-\x1f]+)?", "an address such as unix:/run/kubenpu/io.kubenpu.Node, or nothing"),
+        "unix:/run/kubenpu/io.kubenpu.Node",
+        "Socket to serve io.kubenpu.Node on, unless systemd passes one (kubenpud-varlink.socket); empty: none.",
     ),
     Setting(
         "log.level",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves the interface of api/dbus.py on a message bus, as long as there is one, and says what changes.
 
-Owns the connection, one worker thread and the calls that wait. Data comes from a NodePort; a View is used for a second
-at most. Calls are answered one after the other, the next when the bus has taken the reply, so that neither a flood of
-calls nor a slow reader makes this process grow: calls beyond a bound are refused, signals that the bus does not take
-are dropped. A bus that is not there or goes away is tried again, ever more rarely.
+Owns the connection, one worker thread and the calls that wait. Data comes from Pictures. Calls are answered one after
+the other, the next when the bus has taken the reply, so that neither a flood of calls nor a slow reader makes this
+process grow: calls beyond a bound are refused, signals that the bus does not take are dropped. A bus that is not there
+or goes away is tried again, ever more rarely.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kubenpu.api import dbus as api
 from kubenpu.exporters.dbus_calls import Answers, done, find_action, refuse, signal_message
 from kubenpu.exporters.dbus_connection import Connection, connected, system_bus_address
 from kubenpu.exporters.dbus_next_parts import MessageFlag
-from kubenpu.exporters.dbus_objects import Announced, Picture, announce_all, plan_signals
+from kubenpu.exporters.dbus_objects import Announced, Objects, announce_all, plan_signals
 from kubenpu.exporters.dbus_rights import may
-from kubenpu.exporters.prometheus import submit_vendors
-from kubenpu.model.device import Visibility
+from kubenpu.exporters.picture import FRESH_S, NodePort, Picture, Pictures
 from kubenpu.model.errors import KubeNpuError, SourceError
-from kubenpu.model.view import View
 
 log = logging.getLogger(__name__)
 SOURCE = "dbus"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-FRESH_S = 1.0
 PUBLISH_EVERY_S = 1.0
 PUBLISH_SHARE = 0.02  # of a CPU, at most, whether anybody listens or not
 MAX_CALL_BYTES = 64 * 1024
@@ -42,19 +39,6 @@ MAX_DECISIONS = 8
 DO_NOT_QUEUE, PRIMARY_OWNER = 4, 1
 
 R = TypeVar("R")
-
-
-class NodePort(Protocol):
-    """What is needed of the node. All of it may be called from any thread and may block."""
-
-    def view(self) -> View:
-        """The node now."""
-
-    def visibility(self, vendor: str | None) -> Mapping[str, Visibility]:
-        """What of a driver's work passes an ioctl."""
-
-    def note_source(self, source: str, reason: str, seconds: float) -> None:
-        """Whether the bus is there; reason "" means yes."""
 
 
 class Inbox:
@@ -116,19 +100,19 @@ class DbusServer:
     `reload` is awaited for a caller who may ask for it; it raises KubeNpuError when that did not work.
     """
 
-    def __init__(self, node: NodePort, address: str, reload: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, node: NodePort, pictures: Pictures, address: str, reload: Callable[[], Awaitable[None]]) -> None:
         self._node = node
+        self._pictures = pictures
         self._reload = reload
         self._address = system_bus_address() if address == "system" else address
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dbus")
         self._changed = asyncio.Event()
         self._answers = Answers(self._now)
-        self._picture: Picture | None = None
-        self._picture_at = 0.0
+        self._objects: Objects | None = None
 
     def changed(self) -> None:
         """Something may be different now; subscribers will be told, if it is. To be called in the loop of run()."""
-        self._picture = None
+        self._pictures.forget()
         self._changed.set()
 
     async def run(self) -> None:
@@ -178,19 +162,18 @@ class DbusServer:
 
     # ---- the picture, in the worker ----
 
-    def _now(self) -> Picture:
-        picture = self._picture
-        if picture is None or time.monotonic() - self._picture_at > FRESH_S:
-            view = self._node.view()
-            picture = self._picture = Picture(view, submit_vendors(view, self._node.visibility))
-            self._picture_at = time.monotonic()
-            self._loop.call_soon_threadsafe(self._loop.call_later, 2 * FRESH_S, self._forget)
-        return picture
+    def _now(self) -> Objects:
+        picture = self._pictures.now()
+        objects = self._objects
+        if objects is None or objects.picture is not picture:
+            objects = self._objects = Objects(picture)
+            self._loop.call_soon_threadsafe(self._loop.call_later, 2 * FRESH_S, self._forget, picture)
+        return objects
 
-    def _forget(self) -> None:
-        """It can be large and is of no use when it is old."""
-        if time.monotonic() - self._picture_at > FRESH_S:
-            self._picture = None
+    def _forget(self, picture: Picture) -> None:
+        self._pictures.forget_old()
+        if self._objects is not None and self._objects.picture is picture:
+            self._objects = None
 
     # ---- calls ----
 
@@ -248,10 +231,10 @@ class DbusServer:
             self._changed.clear()
 
     def _plan(self, session: Session, announced: Announced | None) -> tuple[list[bytes], Announced]:
-        picture = self._now()
+        objects = self._now()
         if announced is None:
-            return [], announce_all(picture)
-        emissions, after = plan_signals(announced, picture)
+            return [], announce_all(objects)
+        emissions, after = plan_signals(announced, objects)
         return [session.connection.encode(signal_message(emission)) for emission in emissions], after
 
 

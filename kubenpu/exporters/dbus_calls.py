@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers calls of the D-Bus interface that change nothing, and those of D-Bus's standard interfaces.
 
-Data comes from a callable that gives the Picture of now. Knows neither connection nor thread: a message goes in, its
+Data comes from a callable that gives the Objects of now. Knows neither connection nor thread: a message goes in, its
 reply comes out. Refuses what api/dbus.py does not declare, a filter it does not know, and a listing above its limit.
 """
 
@@ -13,9 +13,11 @@ from typing import Any
 
 from kubenpu.api import dbus as api
 from kubenpu.api.dbus import Fields, Interface, Method
+from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS
 from kubenpu.exporters.dbus_connection import fields_to_wire, from_wire, to_wire
 from kubenpu.exporters.dbus_next_parts import Message, Variant
-from kubenpu.exporters.dbus_objects import FILTERS, Emission, Picture, find_workloads, read_workload
+from kubenpu.exporters.dbus_objects import Emission, Objects, read_workload
+from kubenpu.exporters.picture import FILTERS, find_workloads
 from kubenpu.exporters.prometheus import clean_label
 from kubenpu.model.errors import KubeNpuError
 
@@ -49,8 +51,8 @@ def done(call: Any) -> Any:
 class Answers:
     """`answer` is a reply to every call there can be; it raises nothing that the caller is to blame for."""
 
-    def __init__(self, picture: Callable[[], Picture]) -> None:
-        self._picture = picture
+    def __init__(self, objects: Callable[[], Objects]) -> None:
+        self._objects = objects
         self._handlers: Mapping[str, Callable[[Any], list[object]]] = {
             f"{api.NODE.name}.ListDevices": self._list_devices,
             f"{api.NODE.name}.ListWorkloads": self._list_workloads,
@@ -75,7 +77,7 @@ class Answers:
             return refuse(call, api.FAILED, str(e))
 
     def _find(self, call: Any) -> tuple[Interface, Method]:
-        interfaces = self._picture().interfaces(call.path)
+        interfaces = self._objects().interfaces(call.path)
         if not interfaces:
             raise RefusedError(api.UNKNOWN_OBJECT, f"there is no object {call.path}")
         named = [i for i in interfaces if call.interface in {None, i.name}]
@@ -93,29 +95,29 @@ class Answers:
     # ---- the node ----
 
     def _list_devices(self, _call: Any) -> list[object]:
-        return [[_wire(device) for device in self._picture().devices.values()]]
+        return [[_wire(device) for device in self._objects().devices.values()]]
 
     def _list_workloads(self, _call: Any) -> list[object]:
-        workloads = find_workloads(self._picture().view)
-        if len(workloads) > api.MAX_WORKLOADS:
-            text = f"{len(workloads)} workloads are more than the {api.MAX_WORKLOADS} of a reply: page with GetCounters"
+        workloads = find_workloads(self._objects().view)
+        if len(workloads) > MAX_WORKLOADS:
+            text = f"{len(workloads)} workloads are more than the {MAX_WORKLOADS} of a reply: page with GetCounters"
             raise RefusedError(api.LIMITS_EXCEEDED, text)
         return [[_wire(read_workload(workload)) for workload in workloads]]
 
     def _get_counters(self, call: Any) -> list[object]:
         given, offset, limit = call.body
         wanted = {name: _checked(name, value) for name, value in given.items()}
-        rows, total = self._picture().counters(wanted, offset, min(limit or api.MAX_ROWS, api.MAX_ROWS))
+        rows, total = self._objects().counters(wanted, offset, min(limit or MAX_ROWS, MAX_ROWS))
         return [[_wire(row) for row in rows], total]
 
     # ---- the standard interfaces ----
 
     def _managed_objects(self, _call: Any) -> list[object]:
-        return [{path: {api.DEVICE.name: _wire(device)} for path, device in self._picture().devices.items()}]
+        return [{path: {api.DEVICE.name: _wire(device)} for path, device in self._objects().devices.items()}]
 
     def _introspect(self, call: Any) -> list[object]:
-        picture = self._picture()
-        return [api.render_xml(picture.interfaces(call.path), picture.children(call.path))]
+        objects = self._objects()
+        return [api.render_xml(objects.interfaces(call.path), objects.children(call.path))]
 
     def _machine_id(self, _call: Any) -> list[object]:
         try:
@@ -125,13 +127,13 @@ class Answers:
 
     def _get_all(self, call: Any) -> list[object]:
         self._declared(call.path, call.body[0])
-        return [_wire(self._picture().properties(call.path, call.body[0]))]
+        return [_wire(self._objects().properties(call.path, call.body[0]))]
 
     def _get(self, call: Any) -> list[object]:
         interface, name = call.body
         if name not in {each.name for each in self._declared(call.path, interface).properties}:
             raise RefusedError(api.UNKNOWN_PROPERTY, f"{interface} has no property {name}")
-        found = self._picture().properties(call.path, interface).get(name)
+        found = self._objects().properties(call.path, interface).get(name)
         if found is None:
             raise RefusedError(api.ABSENT, f"{name} has no value now: it is not known, or nothing is counted")
         signature, value = found
@@ -144,7 +146,7 @@ class Answers:
         raise RefusedError(api.READ_ONLY, f"{name} cannot be set")
 
     def _declared(self, path: str, name: str) -> Interface:
-        for interface in self._picture().interfaces(path):
+        for interface in self._objects().interfaces(path):
             if interface.name == name:
                 return interface
         raise RefusedError(api.UNKNOWN_INTERFACE, f"{path} has no interface {name}")

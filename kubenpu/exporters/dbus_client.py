@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kubenpu.api import dbus as api
+from kubenpu.api.fields import MAX_ROWS, Workload
 from kubenpu.exporters.dbus_connection import (
     CALL_TIMEOUT_S,
     CallError,
@@ -114,16 +115,16 @@ class NodeClient:
         (rows,) = self._call("ListDevices")
         return [parse_device(row) for row in rows]
 
-    def workloads(self) -> list[api.Workload]:
+    def workloads(self) -> list[Workload]:
         (rows,) = self._call("ListWorkloads")
         return [parse_workload(row) for row in rows]
 
     def counters(self, wanted: Filter | None = None) -> list[CounterRow]:
-        """All pages. Keys of the filter are those of api.FILTER_FIELDS."""
+        """All pages. Keys of the filter are those of FILTER_FIELDS."""
         given = {name: Variant("b" if isinstance(v, bool) else "s", v) for name, v in (wanted or {}).items()}
         found: list[CounterRow] = []
         while True:
-            rows, total = self._call("GetCounters", "a{sv}uu", [given, len(found), api.MAX_ROWS])
+            rows, total = self._call("GetCounters", "a{sv}uu", [given, len(found), MAX_ROWS])
             found += map(parse_counter, rows)
             if not rows or len(found) >= total:
                 return found
@@ -195,8 +196,8 @@ def parse_device(row: Mapping[str, Any]) -> DeviceRow:
     )
 
 
-def parse_workload(row: Mapping[str, Any]) -> api.Workload:
-    return api.Workload(_owner_of(row), row["Alive"], tuple(row["Devices"]), row["Since"])
+def parse_workload(row: Mapping[str, Any]) -> Workload:
+    return Workload(_owner_of(row), row["Alive"], tuple(row["Devices"]), row["Since"])
 
 
 def parse_counter(row: Mapping[str, Any]) -> CounterRow:

@@ -1,73 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the D-Bus objects are at one moment: their properties, the rows of the listings, and what two moments differ in.
 
-Pure: data comes from a View. Refuses to invent, as the metrics do: no hook up, no counts; no submit where the driver
-shows no submission.
+Pure: data comes from a Picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from kubenpu.api.dbus import (
-    COUNTER_FIELDS,
     DEVICE,
-    DEVICE_FIELDS,
     DEVICES_PATH,
-    FILTER_FIELDS,
     NODE,
-    NODE_FIELDS,
     OBJECT_MANAGER,
     OF_DEVICE,
     OF_EVERY_OBJECT,
     OF_NODE,
     PATH,
     PROPERTIES,
-    WORKLOAD_FIELDS,
     Fields,
     Interface,
-    ShownCounts,
-    ShownDevice,
-    ShownUsage,
-    Workload,
     device_path,
     read_fields,
 )
+from kubenpu.api.fields import COUNTER_FIELDS, DEVICE_FIELDS, NODE_FIELDS, WORKLOAD_FIELDS, Workload
+from kubenpu.exporters.picture import Filter, Picture, find_workloads
 from kubenpu.model.identity import Owner, OwnerKind
-from kubenpu.model.view import Usage, View
+from kubenpu.model.view import View
 
 MAX_WORKLOADS_SEEN = 256  # signals of one round; the others follow in the next
-FILTERS = {each.name: each for each in FILTER_FIELDS}
-Filter = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A View as D-Bus shows it. `submit_vendors`: drivers whose submissions pass an ioctl at least partly."""
+class Objects:
+    """A Picture as D-Bus shows it."""
 
-    view: View
-    submit_vendors: frozenset[str]
-    devices: Mapping[str, Fields] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", dict(self._devices()))
-
-    def _devices(self) -> Iterator[tuple[str, Fields]]:
-        counts = {}
-        for each in self.view.device_usage if self.counting else ():
-            counts[each.device] = ShownCounts(each.counts, each.since, each.vendor in self.submit_vendors)
-        for device in self.view.devices:
-            shown = ShownDevice(device, counts.get(device.address))
-            yield device_path(device.address), read_fields(DEVICE_FIELDS, shown)
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.node = read_fields(NODE_FIELDS, picture.view)
+        self.devices = {device_path(s.device.address): read_fields(DEVICE_FIELDS, s) for s in picture.devices()}
 
     @property
-    def counting(self) -> bool:
-        return any(hook.mechanism != "off" for hook in self.view.hooks)
-
-    @property
-    def node(self) -> Fields:
-        return read_fields(NODE_FIELDS, self.view)
+    def view(self) -> View:
+        return self.picture.view
 
     def properties(self, path: str, interface: str) -> Fields:
         """Those that have a value; none for an interface that has no properties."""
@@ -94,31 +69,10 @@ class Picture:
         return sorted({each[len(start) :].partition("/")[0] for each in below})
 
     def counters(self, wanted: Filter, offset: int, limit: int) -> tuple[list[Fields], int]:
-        """Rows of a page in the View's order, which is stable, and how many rows there are."""
-        usage: Sequence[Usage] = self.view.usage if self.counting else ()
-        if wanted:
-            usage = [u for u in usage if _fits(u, wanted)]
-        page = usage[offset : offset + limit]
-        return [read_fields(COUNTER_FIELDS, ShownUsage(u, self._counts(u))) for u in page], len(usage)
-
-    def _counts(self, usage: Usage) -> ShownCounts:
-        return ShownCounts(usage.counts, usage.since, usage.vendor in self.submit_vendors)
-
-
-def _fits(usage: Usage, wanted: Filter) -> bool:
-    """An absent value equals "" and nothing else."""
-    return all((FILTERS[name].read(usage) or type(value)()) == value for name, value in wanted.items())
-
-
-def find_workloads(view: View) -> list[Workload]:
-    """Every owner once, in the View's order."""
-    found: dict[Owner, list[Usage]] = {}
-    for usage in view.usage:
-        found.setdefault(usage.owner, []).append(usage)
-    return [
-        Workload(owner, any(u.alive for u in of), tuple(u.device for u in of), min(u.since for u in of))
-        for owner, of in found.items()
-    ]
+        """Rows of a page, and how many rows there are."""
+        found = self.picture.select(wanted)
+        page = found[offset : offset + limit]
+        return [read_fields(COUNTER_FIELDS, self.picture.show(usage)) for usage in page], len(found)
 
 
 def read_workload(workload: Workload) -> Fields:
@@ -146,26 +100,26 @@ class Announced:
     named: frozenset[Owner]
 
 
-def announce_all(picture: Picture) -> Announced:
+def announce_all(objects: Objects) -> Announced:
     """Where a connection begins: who wants to know what is there already asks."""
-    return Announced(_objects(picture), frozenset(_named(picture.view)))
+    return Announced(_properties(objects), frozenset(_named(objects.view)))
 
 
-def plan_signals(old: Announced, picture: Picture) -> tuple[list[Emission], Announced]:
+def plan_signals(old: Announced, objects: Objects) -> tuple[list[Emission], Announced]:
     """What to say, and what subscribers know then."""
-    objects = _objects(picture)
-    named = _named(picture.view)
+    properties = _properties(objects)
+    named = _named(objects.view)
     fresh = [owner for owner in named if owner not in old.named][:MAX_WORKLOADS_SEEN]
-    emissions = [*_comings(old.objects, objects), *_changes(old.objects, objects)]
+    emissions = [*_comings(old.objects, properties), *_changes(old.objects, properties)]
     if fresh:
-        workloads = {workload.owner: workload for workload in find_workloads(picture.view)}
+        workloads = {workload.owner: workload for workload in find_workloads(objects.view)}
         emissions += (_emission(PATH, NODE, "WorkloadSeen", read_workload(workloads[owner])) for owner in fresh)
-    return emissions, Announced(objects, frozenset(fresh).union(old.named.intersection(named)))
+    return emissions, Announced(properties, frozenset(fresh).union(old.named.intersection(named)))
 
 
-def _objects(picture: Picture) -> dict[tuple[str, str], Fields]:
-    devices = {(path, DEVICE.name): properties for path, properties in picture.devices.items()}
-    return {(PATH, NODE.name): picture.node, **devices}
+def _properties(objects: Objects) -> dict[tuple[str, str], Fields]:
+    devices = {(path, DEVICE.name): properties for path, properties in objects.devices.items()}
+    return {(PATH, NODE.name): objects.node, **devices}
 
 
 def _named(view: View) -> dict[Owner, None]:

@@ -20,9 +20,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kubenpu.exporters import web_request
+from kubenpu.exporters.sockets import Listener
 from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_auth import PasswordCheck
-from kubenpu.exporters.web_listen import Listener, open_listeners
+from kubenpu.exporters.web_listen import open_listeners
 from kubenpu.exporters.web_pages import Routes
 from kubenpu.exporters.web_request import Handler, Site
 

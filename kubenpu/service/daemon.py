@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubenpud: reads the pinned totals, resolves owners, serves metrics and D-Bus. Loads no program, needs no privilege.
+"""kubenpud: reads the pinned totals, resolves owners, serves metrics, D-Bus, Varlink. Loads no program, needs no right.
 
 One asyncio loop waits for the bell (a new cgroup), for uevents (devices), and for the clock; blocking work runs in
 one worker thread, each scrape in its own. Nothing polls faster than every few seconds, however many calls are counted.
@@ -13,10 +13,10 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sdnotify
 
@@ -28,7 +28,7 @@ from kubenpu.devices.watch import DeviceWatch
 from kubenpu.exporters.prometheus import Exposition
 from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access import OPEN
-from kubenpu.exporters.web_listen import passed_listeners
+from kubenpu.exporters.web_listen import passed_for_metrics
 from kubenpu.exporters.web_pages import node_routes
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
@@ -39,13 +39,15 @@ from kubenpu.service.node import Node
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus import DbusServer
+    from kubenpu.exporters.picture import Pictures
+    from kubenpu.exporters.varlink import VarlinkServer
     from kubenpu.exporters.web_access_file import AccessFile
 
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
 IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
-OPTIONAL_SOURCES = {"dbus"}  # shown when they are down, but no reason to take the node's metrics for unready
+OPTIONAL_SOURCES = {"dbus", "varlink"}  # shown when they are down, but no reason to take the node's metrics for unready
 
 
 class Daemon:
@@ -66,7 +68,7 @@ class Daemon:
         self._server: WebServer | None = None
         self._reload_trouble = ""
         self._dbus: DbusServer | None = None
-        self._dbus_task: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises KubeNpuError when the metrics cannot be served at all."""
@@ -79,7 +81,7 @@ class Daemon:
             self._watch_devices(loop)
             await self._work(loop, ("rescan", "tidy"))
             server.start()
-            self._serve_dbus(loop)
+            self._serve_interfaces(loop)
             self._notify.notify("READY=1")
             log.info("kubenpud %s serves %s: %s", __version__, server.describe(), self._node.summary())
             while not self._stopping:
@@ -87,7 +89,7 @@ class Daemon:
                 await self._sleep(loop)
         finally:
             self._notify.notify("STOPPING=1")
-            await self._stop_dbus()
+            await self._stop_interfaces()
             if self._server is not None:
                 self._server.stop()
             self._worker.shutdown()
@@ -102,7 +104,7 @@ class Daemon:
         routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
         access = self._read_access()
         log.info("metrics: %s", (access.current if access is not None else OPEN).describe())
-        passed = passed_listeners(self._settings.systemd_socket)
+        passed = passed_for_metrics(self._settings.systemd_socket)
         return WebServer(self._settings.listen_addresses, routes, access, passed)
 
     def _read_access(self) -> AccessFile | None:
@@ -150,25 +152,48 @@ class Daemon:
             if self._dbus is not None:
                 self._dbus.changed()
 
-    def _serve_dbus(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _serve_interfaces(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What is not asked for is not imported: that is megabytes."""
+        from kubenpu.exporters.picture import Pictures  # noqa: PLC0415
+
+        pictures = Pictures(self._node)
         if self._settings.dbus_address:
-            from kubenpu.exporters.dbus import DbusServer  # noqa: PLC0415 - megabytes that not everybody needs
+            from kubenpu.exporters.dbus import DbusServer  # noqa: PLC0415
 
-            self._dbus = DbusServer(self._node, self._settings.dbus_address, self.reload)
-            self._dbus_task = loop.create_task(self._dbus.run())
-            self._dbus_task.add_done_callback(self._on_dbus_end)
+            self._dbus = DbusServer(self._node, pictures, self._settings.dbus_address, self.reload)
+            self._start(loop, "dbus", self._dbus.run())
+        if self._settings.varlink_address:
+            try:
+                self._start(loop, "varlink", self._make_varlink(pictures).run())
+            except KubeNpuError as e:
+                self._node.note_source("varlink", str(e), 0.0)
 
-    def _on_dbus_end(self, task: asyncio.Task[None]) -> None:
+    def _make_varlink(self, pictures: Pictures) -> VarlinkServer:
+        try:
+            from kubenpu.exporters.varlink import VarlinkServer, open_listeners  # noqa: PLC0415
+        except ModuleNotFoundError as e:
+            if e.name != "varlink":
+                raise
+            raise SourceError("the library python3-varlink is missing", "Install it, or empty varlink.address") from e
+        return VarlinkServer(self._node, pictures, open_listeners(self._settings.varlink_address))
+
+    def _start(self, loop: asyncio.AbstractEventLoop, source: str, serving: Coroutine[Any, Any, None]) -> None:
+        task = loop.create_task(serving, name=source)
+        task.add_done_callback(self._on_end)
+        self._serving.append(task)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         """It ends when it is cancelled; anything else is a mistake of ours, which must not be silent."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("D-Bus is no longer served: %s", error, exc_info=error)
-            self._node.note_source("dbus", f"{type(error).__name__}: {error}", 0.0)
+            log.error("%s is no longer served: %s", task.get_name(), error, exc_info=error)
+            self._node.note_source(task.get_name(), f"{type(error).__name__}: {error}", 0.0)
 
-    async def _stop_dbus(self) -> None:
-        if self._dbus_task is not None:
-            self._dbus_task.cancel()
-            await asyncio.wait([self._dbus_task])
+    async def _stop_interfaces(self) -> None:
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
 
     async def reload(self) -> None:
         """For whoever asks over D-Bus: what SIGHUP does. SourceError when settings or devices cannot be read."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import from_parsers
 from kubenpu.api import dbus as api
+from kubenpu.api import fields, varlink
 from kubenpu.cli.main import EXIT_CODES
 from kubenpu.config.settings import SETTINGS, Setting, spell
 from kubenpu.devices import arguments, schema
@@ -123,21 +124,47 @@ def _arguments(arguments: Iterable[api.Argument]) -> str:
     return ", ".join(f"{literal(argument.signature)} *{argument.name}*" for argument in arguments)
 
 
-def dbus_fields(fields: Iterable[tuple[str, str, str]]) -> Lines:
-    return [line for name, signature, text in fields for line in definition(f"**{name}** {literal(signature)}", text)]
+def dbus_fields(rows: Iterable[tuple[str, str, str]]) -> Lines:
+    return [line for name, signature, text in rows for line in definition(f"**{name}** {literal(signature)}", text)]
 
 
 def workload_fields() -> Lines:
-    return dbus_fields((field.name, field.signature, sentence(field.help)) for field in api.WORKLOAD_FIELDS)
+    return dbus_fields((field.name, field.signature, sentence(field.help)) for field in fields.WORKLOAD_FIELDS)
 
 
 def counter_fields() -> Lines:
     """Those that can be filtered by are marked."""
-    filters = {field.name for field in api.FILTER_FIELDS}
+    filters = {field.name for field in fields.FILTER_FIELDS}
     return dbus_fields(
         (field.name, field.signature, sentence(field.help) + (" *Filter.*" if field.name in filters else ""))
-        for field in api.COUNTER_FIELDS
+        for field in fields.COUNTER_FIELDS
     )
+
+
+# ---- Varlink ----
+
+
+def varlink_methods() -> Lines:
+    return [line for method in varlink.METHODS for line in _varlink_method(method)]
+
+
+def _varlink_method(method: varlink.Method) -> list[str]:
+    takes, gives = (", ".join(map(_part, parts)) for parts in (method.takes, method.gives))
+    notes = [sentence(f"{part.key}: {part.help}") for part in (*method.takes, *method.gives) if part.help]
+    named = method.name != "GetInfo"  # its values are the properties above
+    return definition(f"**{method.name}**\\ ({takes}) → {gives}", " ".join([sentence(method.help), *notes * named]))
+
+
+def _part(part: varlink.Part) -> str:
+    return f"*{part.key}* {literal(part.type)}"
+
+
+def varlink_errors() -> Lines:
+    return [
+        line
+        for error in varlink.ERRORS
+        for line in definition(f"**{error.name}**\\ ({', '.join(map(_part, error.parts))})", sentence(error.help))
+    ]
 
 
 TABLES: Mapping[str, Callable[[], Lines]] = {
@@ -153,6 +180,8 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "dbus-device": lambda: [*dbus_properties(api.DEVICE)],
     "dbus-workloads": workload_fields,
     "dbus-counters": counter_fields,
+    "varlink-methods": varlink_methods,
+    "varlink-errors": varlink_errors,
     "kubenpuctl-options": from_parsers.kubenpuctl_options,
     "kubenpud-options": from_parsers.kubenpud_options,
     "kubenpu-probe-options": from_parsers.probe_options,
@@ -171,12 +200,17 @@ VALUES: Mapping[str, str] = {
     "ioctl-type": f"{schema.DRM_IOCTL_TYPE:#x}",
     "kinds": ", ".join(kind.label for kind in KINDS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
-    "max-rows": str(api.MAX_ROWS),
-    "max-workloads": str(api.MAX_WORKLOADS),
+    "max-rows": str(fields.MAX_ROWS),
+    "max-workloads": str(fields.MAX_WORKLOADS),
     "argument-values": str(arguments.MAX_VALUES),
     "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",
     "units": ", ".join(arguments.UNITS),
     "tls-versions": ", ".join(web_config.VERSIONS),
+    "varlink-call-kib": str(varlink.MAX_CALL_BYTES // 1024),
+    "varlink-call-seconds": f"{varlink.CALL_S:.0f}",
+    "varlink-connections": str(varlink.MAX_CONNECTIONS),
+    "varlink-patience-seconds": f"{varlink.PATIENCE_S:.0f}",
+    "varlink-take-seconds": f"{varlink.TAKE_S:.0f}",
     "visibilities": ", ".join(visibility.value for visibility in Visibility),
     "web-connections": str(web.MAX_CONNECTIONS),
     "web-head-kib": str(web_request.MAX_HEAD_BYTES // 1024),

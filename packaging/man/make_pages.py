@@ -41,6 +41,7 @@ EXTERNAL = (
     "polkit(8)",
     "systemctl(1)",
     "systemd.socket(5)",
+    "varlinkctl(1)",
 )
 """Pages of others that ours refer to."""
 
@@ -65,7 +66,7 @@ class Page:
 
 
 PAGES = (
-    Page("io.kubenpu", 5, "D-Bus interface of kubenpud"),
+    Page("io.kubenpu", 5, "D-Bus and Varlink interfaces of kubenpud"),
     Page("kubenpu-hooks", 7, "what KubeNPU counts in the kernel, and how"),
     Page("kubenpu-metrics", 7, "metrics of kubenpud"),
     Page("kubenpu-probe", 8, "loads, replaces and removes the programs that count accelerator calls"),

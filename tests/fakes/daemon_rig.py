@@ -80,6 +80,7 @@ class FakeNode:
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
+    notes: list[tuple[str, str]] = field(default_factory=list)
 
     def step(self, name: str) -> None:
         with self.changed:
@@ -115,6 +116,9 @@ class FakeNode:
 
     def visibility(self, _vendor: str | None) -> dict[str, Visibility]:
         return {}
+
+    def note_source(self, source: str, reason: str, _seconds: float) -> None:
+        self.notes.append((source, reason))
 
     def summary(self) -> str:
         return f"{self.steps.count('rescan')} scans"

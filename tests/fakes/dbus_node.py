@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that D-Bus can be served for: a View that tests change, and a record of what was asked of it."""
+"""A node that D-Bus and Varlink can be served for: a View that tests change, and a record of what was asked of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from kubenpu.api import dbus as api
 from kubenpu.exporters.dbus_connection import decode, message_bytes
 from kubenpu.exporters.dbus_next_parts import Message
-from kubenpu.exporters.dbus_objects import Picture
+from kubenpu.exporters.dbus_objects import Objects
+from kubenpu.exporters.picture import Picture
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
@@ -77,6 +78,10 @@ def picture(view: View = VIEW) -> Picture:
     return Picture(view, frozenset({"i915"}))
 
 
+def objects(view: View = VIEW) -> Objects:
+    return Objects(picture(view))
+
+
 def call(member: str, signature: str = "", *body: object, path: str = api.PATH, interface: str = api.NODE.name) -> Any:
     message = Message("io.kubenpu", path, interface, member, serial=9, signature=signature, body=list(body))
     arrived = over_the_wire(message)
@@ -92,10 +97,11 @@ def over_the_wire(message: Any) -> Any:
 
 
 class FakeNode:
-    """`view_count` is how often it was asked for a View, `notes` what it was told of the bus."""
+    """`view_count` is how often it was asked for a View, `notes` what it was told of the interface."""
 
-    def __init__(self, view: View = VIEW) -> None:
+    def __init__(self, view: View = VIEW, source: str = "dbus") -> None:
         self.shown = view
+        self.source = source
         self.view_count = 0
         self.reloads = 0
         self.trouble = ""
@@ -117,6 +123,6 @@ class FakeNode:
             raise SourceError(self.trouble)
 
     def note_source(self, source: str, reason: str, seconds: float) -> None:
-        assert source == "dbus"
+        assert source == self.source
         assert seconds >= 0
         self.notes.append(reason)

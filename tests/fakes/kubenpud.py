@@ -78,6 +78,8 @@ def write_settings(directory: Path, text: str) -> Path:
         (directory / "run").mkdir()
     places = (("run_directory", "run"), ("kernel.pin_directory", "pins"), ("devices.sysfs", "sys"))
     own = "".join(f'{key} = "{directory / name}"\n' for key, name in places)
+    if "varlink.address" not in text:
+        own += f'varlink.address = "unix:{directory / "varlink"}"\n'
     file = directory / "kubenpu.toml"
     file.write_text(own + text)
     return file

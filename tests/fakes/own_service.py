@@ -72,6 +72,7 @@ class OwnService:
             "kernel": {"pin_directory": str(self.pin_directory)},
             "web": {"listen_address": [f"127.0.0.1:{self.port}"]},
             "dbus": {"address": self.bus_address},
+            "varlink": {"address": ""},
         }
         for table, entries in more.items():
             tables.setdefault(table, {}).update(entries)

@@ -19,6 +19,7 @@ from kubenpu.exporters.dbus import DbusServer, Session
 from kubenpu.exporters.dbus_connection import Connection, connected
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag
 from kubenpu.exporters.dbus_rights import POLKIT
+from kubenpu.exporters.picture import Pictures
 from tests.fakes.bus_config import POLICY, bus_command
 from tests.fakes.dbus_node import FakeNode
 from tests.fakes.sim_tally import wait_until
@@ -93,7 +94,7 @@ class Serving:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.server = DbusServer(self.node, self._address, self.node.reload)
+        self.server = DbusServer(self.node, Pictures(self.node), self._address, self.node.reload)
         self._task = asyncio.create_task(self.server.run())
         self._started.set()
         await asyncio.wait([self._task])

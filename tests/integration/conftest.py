@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.exporters import dbus
+from kubenpu.exporters import dbus, picture
 from tests.fakes.dbus_node import FakeNode
 from tests.fakes.private_bus import PrivateBus, Serving, eventually
 
@@ -33,6 +33,7 @@ def served(bus: PrivateBus, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dbus, "PUBLISH_EVERY_S", 0.01)
     monkeypatch.setattr(dbus, "PUBLISH_SHARE", 1.0)
     monkeypatch.setattr(dbus, "FRESH_S", 0.01)
+    monkeypatch.setattr(picture, "FRESH_S", 0.01)
     fds, threads = open_fds(), set(threading.enumerate())
     with Serving(node, bus.address) as serving:
         eventually(lambda: node.notes == [""])

@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from kubenpu.api import dbus as api
+from kubenpu.api.fields import MAX_ROWS
 from tests.rules.tree import ROOT
 
 POLICY = ET.parse(ROOT / "systemd/dbus/io.kubenpu.conf").getroot()
@@ -52,4 +53,4 @@ def test_activation_starts_the_enabled_unit_only() -> None:
 
 
 def test_architecture_tells_the_limit() -> None:
-    assert f"at most {api.MAX_ROWS} rows" in (ROOT / "ARCHITECTURE.md").read_text()
+    assert f"at most {MAX_ROWS} rows" in (ROOT / "ARCHITECTURE.md").read_text()

@@ -30,7 +30,7 @@ PACKAGES = {
     "devices": May(("model",), ("pyudev",)),
     "identity": May(("model",), ("grpc",)),
     "api": May(("model",)),
-    "exporters": May(("model", "api"), ("bcrypt", "dbus_next", "prometheus_client", "yaml")),
+    "exporters": May(("model", "api"), ("bcrypt", "dbus_next", "prometheus_client", "varlink", "yaml")),
     "cli": May(
         (
             "model",

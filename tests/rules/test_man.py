@@ -17,6 +17,7 @@ from docutils.utils import SystemMessage
 import from_parsers
 import make_pages
 from kubenpu.api import dbus as api
+from kubenpu.api import fields, varlink
 from kubenpu.cli.main import EXIT_CODES
 from kubenpu.config.settings import DEFAULT_FILE, SETTINGS, make_daemon_parser, spell
 from kubenpu.exporters import web_config
@@ -190,11 +191,17 @@ def test_dbus() -> None:
     node = api.NODE
     members = [*(m.name for m in node.methods), *(s.name for s in node.signals)]
     properties = [value.name for value in (*node.properties, *api.DEVICE.properties)]
-    keys = [*(field.name for field in api.WORKLOAD_FIELDS), *(field.name for field in api.COUNTER_FIELDS)]
+    keys = [*(field.name for field in fields.WORKLOAD_FIELDS), *(field.name for field in fields.COUNTER_FIELDS)]
     signatures = [argument.signature for method in api.NODE.methods for argument in (*method.takes, *method.gives)]
     assert absent("io.kubenpu", [*members, *properties, *keys]) == []
     assert [signature for signature in signatures if signature not in text_of("io.kubenpu")] == []
     assert absent("io.kubenpu", [method.action for method in api.NODE.methods if method.action]) == []
+
+
+def test_varlink() -> None:
+    parts = [part.key for method in varlink.METHODS[1:] for part in (*method.takes, *method.gives)]
+    names = [each.name for each in (*varlink.METHODS, *varlink.ERRORS)]
+    assert absent("io.kubenpu", [varlink.NAME, *names, *parts]) == []
 
 
 def test_subcommands() -> None:
@@ -246,7 +253,8 @@ def used() -> set[str]:
     """What the program reads or writes when no setting is changed."""
     defaults = {setting.key: str(setting.default) for setting in SETTINGS if isinstance(setting.default, Path)}
     run, pins, drivers = (defaults[f] for f in ("run_directory", "kernel.pin_directory", "devices.drivers_directory"))
-    sockets = re.findall(r"^ListenStream=(/.*)$", (ROOT / "systemd/kubenpud-metrics.socket").read_text(), re.M)
+    units = "".join(path.read_text() for path in files(".socket", below="systemd"))
+    sockets = re.findall(r"^ListenStream=(/.*)$", units, re.M)
     state = (f"{run}/{STATE_NAME}", f"{run}/{NAMES_NAME}", f"{pins}/{layout.ABI}")
     return {*defaults.values(), *sockets, *state, f"{drivers}/*.toml", str(DEFAULT_FILE), f"{DEFAULT_FILE}.d/*.toml"}
 

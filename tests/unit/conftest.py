@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests of the web server: certificates, and a server that a web configuration file protects."""
+"""Fixtures of the tests of the web server (certificates, a protected server) and of those of the daemon."""
 
 from __future__ import annotations
 
+import logging
+import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sdnotify
 
+from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
 from kubenpu.exporters import web
 from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
+from kubenpu.service import daemon
 from tests.fakes.certificates import Authority, Certificate
+from tests.fakes.daemon_rig import FakeWatch, Rig
 from tests.fakes.web_client import Client
 
 BODY = b"kubenpu_simulated 0\n" * 200
@@ -76,3 +82,31 @@ def serve(server_of: Callable[[str], WebServer], trusting: ssl.SSLContext) -> Se
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
     monkeypatch.setattr(web, "CHECK_SECONDS", 0.02)
+
+
+# ---- the daemon ----
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    config = tmp_path / "kubenpu.toml"
+    places = f'run_directory = "{tmp_path}"\nvarlink.address = "unix:{tmp_path}/varlink"\n'
+    config.write_text(places + 'web.listen_address = ["127.0.0.1:0"]\n')
+    return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
+
+
+@pytest.fixture
+def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Rig]:
+    """Afterwards no thread is left and SIGTERM is handled as before."""
+    threads, watch = set(threading.enumerate()), FakeWatch()
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a daemon that does not listen must not end the tests
+    monkeypatch.setattr(daemon, "DeviceWatch", lambda: watch)
+    caplog.set_level(logging.INFO)
+    made = Rig(settings, watch, caplog)
+    monkeypatch.setattr(sdnotify, "SystemdNotifier", lambda: made)
+    yield made
+    signal.signal(signal.SIGTERM, before)
+    watch.close()
+    if made.node.ringing is not None:
+        made.node.ringing.close()
+    assert set(threading.enumerate()) <= threads

@@ -47,6 +47,7 @@ def settings(tmp_path: Path) -> Settings:
         systemd_socket=False,
         web_config_file="",
         dbus_address="",
+        varlink_address="",
         log_level="info",
         log_format="logfmt",
         pin_directory=tmp_path / "pins",

@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubenpu.api import dbus as api
+from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS, Workload
 from kubenpu.exporters.dbus_calls import Answers, find_action, signal_message
 from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_workload
 from kubenpu.exporters.dbus_connection import (
     from_wire,
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageType, Variant
-from kubenpu.exporters.dbus_objects import announce_all, find_workloads, plan_signals
+from kubenpu.exporters.dbus_objects import announce_all, plan_signals
+from kubenpu.exporters.picture import find_workloads
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.view import Usage, View
 from tests.fakes.dbus_node import (
@@ -33,8 +35,8 @@ from tests.fakes.dbus_node import (
     call,
     counts,
     many,
+    objects,
     over_the_wire,
-    picture,
 )
 
 NO_FILTER: Mapping[str, object] = {}
@@ -51,7 +53,7 @@ def ask(
 ) -> Any:
     """The reply as the caller gets it: its plain values, or the name of the error."""
     asked = call(member, signature, *body, path=path, interface=interface)
-    reply = over_the_wire(Answers(lambda: picture(view)).answer(asked))
+    reply = over_the_wire(Answers(lambda: objects(view)).answer(asked))
     assert (reply.destination, reply.reply_serial) == (":1.7", 9)
     return reply.error_name if reply.message_type is MessageType.ERROR else from_wire(reply.body)
 
@@ -83,7 +85,7 @@ def test_names_are_distinct() -> None:
 def test_every_declared_method_is_answered() -> None:
     for interface in {*api.OF_NODE, *api.OF_DEVICE}:
         for method in interface.methods:
-            assert method.action or f"{interface.name}.{method.name}" in Answers(picture)._handlers
+            assert method.action or f"{interface.name}.{method.name}" in Answers(objects)._handlers
 
 
 @pytest.mark.parametrize(
@@ -116,15 +118,15 @@ def test_devices() -> None:
 def test_workloads_are_listed_once() -> None:
     (rows,) = ask("ListWorkloads")
     assert [parse_workload(row) for row in rows] == [
-        api.Workload(w.owner, w.alive, w.devices, int(w.since)) for w in find_workloads(VIEW)
+        Workload(w.owner, w.alive, w.devices, int(w.since)) for w in find_workloads(VIEW)
     ]
     assert rows[1]["Devices"] == [IGPU, NPU]
     assert "Unit" not in rows[1]
 
 
 def test_workloads_above_the_limit_are_refused() -> None:
-    assert len(ask("ListWorkloads", view=many(api.MAX_WORKLOADS))[0]) == api.MAX_WORKLOADS
-    assert ask("ListWorkloads", view=many(api.MAX_WORKLOADS + 1)) == api.LIMITS_EXCEEDED
+    assert len(ask("ListWorkloads", view=many(MAX_WORKLOADS))[0]) == MAX_WORKLOADS
+    assert ask("ListWorkloads", view=many(MAX_WORKLOADS + 1)) == api.LIMITS_EXCEEDED
 
 
 def test_counters() -> None:
@@ -175,7 +177,7 @@ def test_pages_are_bounded_and_whole() -> None:
     while len(rows) < 1234:
         found, total = page({}, len(rows), 10_000, view)
         assert total == 1234
-        assert len(found) == min(api.MAX_ROWS, 1234 - len(rows))
+        assert len(found) == min(MAX_ROWS, 1234 - len(rows))
         rows += found
     assert [parse_counter(row).owner for row in rows] == owners
     assert len(page({}, 0, 7, view)[0]) == 7
@@ -229,7 +231,7 @@ def test_errors(member: str, signature: str, body: list[object], where: dict[str
 
 def test_a_call_without_an_interface_is_found() -> None:
     message = over_the_wire(Message("io.kubenpu", api.PATH, None, "ListDevices", serial=9))
-    assert Answers(picture).answer(message).message_type is MessageType.METHOD_RETURN
+    assert Answers(objects).answer(message).message_type is MessageType.METHOD_RETURN
 
 
 @pytest.mark.parametrize("path", ["/", "/io", api.PATH, api.DEVICES_PATH])
@@ -247,7 +249,7 @@ def test_reload_is_not_answered_without_asking() -> None:
     assert find_action(call("Reload", path=GPU_PATH)) is None
     assert find_action(call("Reload", interface="io.kubenpu.Other")) is None
     with pytest.raises(KeyError):
-        Answers(picture).answer(call("Reload"))
+        Answers(objects).answer(call("Reload"))
 
 
 # ---- hostile names ----
@@ -264,7 +266,7 @@ def test_hostile_names_are_shown_and_harmless(text: str) -> None:
     assert row["Pod"].isprintable()
     assert 0 < len(row["Pod"]) <= 512
     assert ask("ListWorkloads", view=view)[0][0]["Namespace"] == row["Namespace"]
-    emissions, _ = plan_signals(announce_all(picture()), picture(view))
+    emissions, _ = plan_signals(announce_all(objects()), objects(view))
     assert {over_the_wire(signal_message(each)).member for each in emissions} == {"PropertiesChanged", "WorkloadSeen"}
 
 

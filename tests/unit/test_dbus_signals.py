@@ -20,13 +20,13 @@ from tests.fakes.dbus_node import (
     VIEW,
     counts,
     many,
+    objects,
     over_the_wire,
-    picture,
 )
 
 
 def changes(view: View, before: View = VIEW) -> list[tuple[str, str]]:
-    emissions, _ = plan_signals(announce_all(picture(before)), picture(view))
+    emissions, _ = plan_signals(announce_all(objects(before)), objects(view))
     for emission in emissions:
         over_the_wire(signal_message(emission))
     return [(emission.path, emission.member) for emission in emissions]
@@ -44,7 +44,7 @@ def test_a_device_comes_and_goes() -> None:
 
 def test_only_what_changed_is_sent() -> None:
     used = dataclasses.replace(VIEW.device_usage[0], counts=counts(999))
-    emissions, _ = plan_signals(announce_all(picture()), picture(dataclasses.replace(VIEW, device_usage=(used,))))
+    emissions, _ = plan_signals(announce_all(objects()), objects(dataclasses.replace(VIEW, device_usage=(used,))))
     ((path, values),) = [(emission.path, emission.values) for emission in emissions]
     assert path == GPU_PATH
     assert values[0] == api.DEVICE.name
@@ -53,7 +53,7 @@ def test_only_what_changed_is_sent() -> None:
 
 
 def test_what_became_absent_is_invalidated() -> None:
-    emissions, _ = plan_signals(announce_all(picture()), picture(OFF))
+    emissions, _ = plan_signals(announce_all(objects()), objects(OFF))
     gone = {emission.path: emission.values[2] for emission in emissions}
     assert gone == {GPU_PATH: ["Counters"], api.PATH: ["CountingSince"]}
 
@@ -68,9 +68,9 @@ def test_a_workload_is_seen_once_and_by_its_name() -> None:
 
 
 def test_many_workloads_are_told_in_several_rounds() -> None:
-    announced = announce_all(picture(dataclasses.replace(VIEW, usage=())))
+    announced = announce_all(objects(dataclasses.replace(VIEW, usage=())))
     told: list[Any] = []
-    now = picture(many(MAX_WORKLOADS_SEEN + 10))
+    now = objects(many(MAX_WORKLOADS_SEEN + 10))
     for expected in (MAX_WORKLOADS_SEEN, 10, 0):
         emissions, announced = plan_signals(announced, now)
         assert len(emissions) == expected
@@ -79,8 +79,8 @@ def test_many_workloads_are_told_in_several_rounds() -> None:
 
 
 def test_what_left_is_forgotten() -> None:
-    announced = announce_all(picture(many(100)))
-    _, after = plan_signals(announced, picture())
+    announced = announce_all(objects(many(100)))
+    _, after = plan_signals(announced, objects())
     assert after.named == {usage.owner for usage in VIEW.usage if usage.owner.kind is not OwnerKind.UNKNOWN} - (
         announced.named
     )

@@ -3,49 +3,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sdnotify
 
-from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.config.settings import Settings
 from kubenpu.devices.watch import DeviceWatch
 from kubenpu.model.errors import ConfigError, SourceError
 from kubenpu.model.view import SourceStatus
 from kubenpu.service import daemon
-from tests.fakes.daemon_rig import DEADLINE_S, FakeBell, FakeNode, FakeWatch, Rig
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    config = tmp_path / "kubenpu.toml"
-    config.write_text(f'run_directory = "{tmp_path}"\nweb.listen_address = ["127.0.0.1:0"]\n')
-    return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
-
-
-@pytest.fixture
-def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Rig]:
-    """Afterwards no thread is left and SIGTERM is handled as before."""
-    threads, watch = set(threading.enumerate()), FakeWatch()
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a daemon that does not listen must not end the tests
-    monkeypatch.setattr(daemon, "DeviceWatch", lambda: watch)
-    caplog.set_level(logging.INFO)
-    made = Rig(settings, watch, caplog)
-    monkeypatch.setattr(sdnotify, "SystemdNotifier", lambda: made)
-    yield made
-    signal.signal(signal.SIGTERM, before)
-    watch.close()
-    if made.node.ringing is not None:
-        made.node.ringing.close()
-    assert set(threading.enumerate()) <= threads
-
+from tests.fakes.daemon_rig import DEADLINE_S, FakeBell, FakeNode, Rig
 
 # ---- beginning and end ----
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kubenpu.exporters.sockets import Listener, passed_indexes
 from kubenpu.exporters.web import WebServer
-from kubenpu.exporters.web_listen import Listener, listen, open_listeners, passed_indexes, passed_listeners
+from kubenpu.exporters.web_listen import listen, open_listeners, passed_for_metrics
 from kubenpu.exporters.web_pages import node_routes
 from kubenpu.model.errors import ConfigError
 
@@ -160,7 +161,7 @@ def test_all_or_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_which_sockets_are_ours(environment: dict[str, str], expected: list[int]) -> None:
-    assert passed_indexes(environment, 7) == expected
+    assert passed_indexes("metrics", True, environment, 7) == expected
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def test_passed_sockets_are_served_and_nothing_else(tmp_path: Path) -> None:
         unix.bind(str(path))
         unix.listen()
         with passing(tcp, unix) as (environment, first):
-            passed = tuple(passed_listeners(True, environment, first))
+            passed = tuple(passed_for_metrics(True, environment, first))
             assert not os.get_inheritable(first)
             port = tcp.getsockname()[1]
             with running(f"127.0.0.1:{port}", "unix:/nonexistent/x", passed=passed) as server:
@@ -193,21 +194,21 @@ def test_passed_sockets_are_served_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_no_passed_socket_where_one_is_required() -> None:
-    assert passed_listeners(False, {}) == []
+    assert passed_for_metrics(False, {}) == []
     with pytest.raises(ConfigError, match=r"kubenpud-metrics\.socket"):
-        passed_listeners(True, {})
+        passed_for_metrics(True, {})
 
 
 def test_passed_things_that_cannot_be_served(tmp_path: Path) -> None:
     with socket.socket() as deaf, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
         for wrong in (deaf, datagram):
             with passing(wrong) as (environment, first), pytest.raises(ConfigError, match="does not listen"):
-                passed_listeners(False, environment, first)
+                passed_for_metrics(False, environment, first)
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
     with (tmp_path / "file").open("w") as file, pytest.raises(ConfigError, match="is no socket"):
-        passed_listeners(False, environment, file.fileno())
+        passed_for_metrics(False, environment, file.fileno())
     with pytest.raises(ConfigError, match="is no socket"):
-        passed_listeners(False, environment, 250)
+        passed_for_metrics(False, environment, 250)
 
 
 def test_many_clients_at_once_find_the_queue_long_enough(tmp_path: Path) -> None:

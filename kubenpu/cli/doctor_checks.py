@@ -25,6 +25,7 @@ from kubenpu.kernel.losses import explain_loss
 from kubenpu.kernel.pins import Pins, read_state
 from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.model.view import OPTIONAL_SOURCES
 
 if TYPE_CHECKING:
     from kubenpu.exporters.scrape import Row
@@ -323,7 +324,7 @@ def _sources(node: Examination) -> Iterator[Finding]:
     down = [row.labels.get("source", "?") for row in rows if not row.value]
     remedy = "Run: journalctl -u kubenpud, which has the reasons" if down else ""
     found = f"no answer from {', '.join(down)}" if down else f"{len(rows)} answer"
-    status = FAIL if set(down) - {"dbus"} else WARN if down else OK  # without a bus all but D-Bus works
+    status = FAIL if set(down) - OPTIONAL_SOURCES else WARN if down else OK
     yield Finding("sources", found, "every source answers", remedy, status)
 
 

@@ -39,6 +39,10 @@ class DeviceUsage:
     since: float
 
 
+OPTIONAL_SOURCES = frozenset({"dbus", "varlink"})
+"""Interfaces that are shown as sources: without them the node is well, and all but they work."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
     """Whether a source answered last time, how long that took, and what it said otherwise."""

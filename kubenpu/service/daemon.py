@@ -34,6 +34,7 @@ from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.event_loop import asyncio
 from kubenpu.service.node import Node
 
@@ -47,7 +48,6 @@ log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
 IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
-OPTIONAL_SOURCES = {"dbus", "varlink"}  # shown when they are down, but no reason to take the node's metrics for unready
 
 
 class Daemon:

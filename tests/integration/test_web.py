@@ -149,7 +149,7 @@ def ask_unix(path: Path) -> bytes:
 
 def test_exactly_the_asked_sockets(tmp_path: Path) -> None:
     one, two, path = free_port(), free_port(), tmp_path / "metrics.sock"
-    text = f'web.listen_address = ["127.0.0.1:{one}", "[::1]:{two}", "unix:{path}"]\n'
+    text = f'web.listen_address = ["127.0.0.1:{one}", "[::1]:{two}", "unix:{path}"]\nvarlink.address = ""\n'
     with kubenpud(write_settings(tmp_path, text)) as daemon:
         daemon.wait_said("READY=1")
         assert listening(daemon) == {f"127.0.0.1:{one}", f"[::1]:{two}", str(path)}
@@ -198,7 +198,7 @@ def _address6(text: str) -> str:
 def test_socket_activation(tmp_path: Path, names: str | None) -> None:
     """The settings ask for a third address: it is not bound."""
     path, unwanted = tmp_path / "metrics.sock", free_port()
-    text = f'web.systemd_socket = true\nweb.listen_address = ["127.0.0.1:{unwanted}"]\n'
+    text = f'web.systemd_socket = true\nweb.listen_address = ["127.0.0.1:{unwanted}"]\nvarlink.address = ""\n'
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(path))
         unix.listen()
@@ -215,9 +215,9 @@ def test_sockets_of_another_name_are_not_ours(tmp_path: Path) -> None:
     own = free_port()
     text = f'web.listen_address = ["127.0.0.1:{own}"]\n'
     with socket.create_server(("127.0.0.1", 0)) as other:
-        with kubenpud(write_settings(tmp_path, text), [other], "varlink") as daemon:
+        with kubenpud(write_settings(tmp_path, text), [other], "other") as daemon:
             daemon.wait_said("READY=1")
             assert Client(own).ask().status == 200
-        with kubenpud(write_settings(tmp_path, text + "web.systemd_socket = true\n"), [other], "varlink") as daemon:
+        with kubenpud(write_settings(tmp_path, text + "web.systemd_socket = true\n"), [other], "other") as daemon:
             assert daemon.process.wait(DEADLINE_S) == 1
             assert "systemd passed no socket called metrics" in daemon.log

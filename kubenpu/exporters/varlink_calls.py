@@ -16,14 +16,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from varlink import Interface, InvalidParameter, Service, VarlinkEncoder, VarlinkError
-
 from kubenpu import __version__
 from kubenpu.api import fields
 from kubenpu.api import varlink as api
 from kubenpu.api.fields import Field
 from kubenpu.exporters.picture import Filter, Picture, find_workloads
 from kubenpu.exporters.prometheus import clean_label
+from kubenpu.exporters.varlink_parts import Interface, InvalidParameter, Service, VarlinkEncoder, VarlinkError
 from kubenpu.model.errors import KubeNpuError
 from kubenpu.model.identity import Owner
 

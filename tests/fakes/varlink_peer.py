@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-import varlink
 from varlink import scanner
 
 from kubenpu.api.varlink import render_idl
@@ -26,7 +25,7 @@ from tests.fakes.dbus_node import FakeNode
 
 DEADLINE_S = 30.0
 NODE = "io.kubenpu.Node"
-PARSED = varlink.Interface(render_idl())
+PARSED = scanner.Interface(render_idl())
 
 
 class Peer:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import varlink
+from varlink.client import Client
+from varlink.error import InvalidParameter, VarlinkError
 
 from tests.fakes.dbus_node import VIEW, FakeNode, many
 from tests.fakes.kubenpud import kubenpud, write_settings
@@ -37,13 +38,13 @@ def serving(node: FakeNode, tmp_path: Path) -> Iterator[VarlinkServing]:
 
 
 def test_the_clients_of_the_library(serving: VarlinkServing) -> None:
-    with varlink.Client(address=f"unix:{serving.path}") as client, client.open(NODE) as remote:
+    with Client(address=f"unix:{serving.path}") as client, client.open(NODE) as remote:
         assert remote.GetInfo()["nodeName"] == "node-1"
         assert [device["address"] for device in remote.ListDevices()["devices"]] == [d.address for d in VIEW.devices]
         assert remote.GetCounters(filter={"unit": "ssh.service"})["total"] == 1
-        with pytest.raises(varlink.InvalidParameter):
+        with pytest.raises(InvalidParameter):
             remote.GetCounters(limit=-1)
-        with pytest.raises(varlink.VarlinkError, match="ExpectedMore"):
+        with pytest.raises(VarlinkError, match="ExpectedMore"):
             remote.Watch()
         stream = remote.Watch(_more=True)
         assert len(next(stream)["counters"]) == len(VIEW.usage)

@@ -14,7 +14,8 @@ BPF_ARCH_aarch64 := arm64
 # headers of each machine: its own where we build, a cross package for the other; looked for when `make deps` is done
 SYSTEM_HEADERS_x86_64 = $(firstword $(wildcard /usr/include/x86_64-linux-gnu) /usr/x86_64-linux-gnu/include)
 SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) /usr/aarch64-linux-gnu/include)
-BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror \
+# BTF keeps the names of source files: without the directory they were built in, which is not what is built
+BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map=$(CURDIR)=. \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
 BPF_OBJECTS := $(MACHINES:%=build/bpf/%/drm_ioctl.bpf.o)
@@ -28,12 +29,16 @@ CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
 PACKAGES_check := man-db openssl protobuf-compiler python3-venv
 PACKAGES_build := clang dbus-daemon gcc libbpf-dev libbpf1 libc6-dev llvm mount python3-docutils $(CROSS_HEADERS_$(MACHINE))
 PACKAGES_integration := bash-completion fish prometheus zsh
+PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client python3-pyudev \
+	python3-sdnotify rpm rpmlint
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr
 DESTDIR ?=
+SBINDIR ?= $(PREFIX)/sbin
 PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
+DOCDIR := $(PREFIX)/share/doc/kubenpu
 UNITS := $(wildcard systemd/*.service systemd/*.socket)
 # man pages are made from the program's own tables, so what it imports has to be there: in .venv, else on this machine
 MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
@@ -41,14 +46,14 @@ MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help deps venv build bpf proto sim man completion check format test test-bpf test-integration test-vm bench run install clean bpffs
+.PHONY: help deps venv build bpf proto sim man completion deb rpm check format test test-packages test-bpf test-integration test-vm bench run install clean bpffs
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- what has to be there first ----
 
-deps: build/deps-check build/deps-build build/deps-integration build/deps-test  ## Debian packages that all of this needs (root, only if some are missing)
+deps: build/deps-check build/deps-build build/deps-integration build/deps-package build/deps-test  ## Debian packages that all of this needs (root, only if some are missing)
 
 build/deps-%: Makefile
 	@mkdir -p $(@D)
@@ -106,6 +111,36 @@ completion:  ## completion for bash, zsh and fish, in build/completion
 	rm -rf build/completion
 	PYTHONPATH=$(CURDIR) $(PYTHON) -B packaging/shell/make_completion.py build/completion
 
+# ---- packages ----
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' kubenpu/__init__.py)
+SOURCES := ARCHITECTURE.md HACKING.md LICENSE Makefile NEWS.md README.md bpf kubenpu packaging pyproject.toml systemd tests
+# Unit tests run where a package is built for a distribution; here `make check` does more.
+DEB_BUILD_OPTIONS ?= nocheck
+DEB_BUILD_PROFILES ?= nocheck
+export DEB_BUILD_OPTIONS DEB_BUILD_PROFILES
+
+deb: build/deps-check build/deps-build build/deps-package  ## Debian packages, into dist/
+	$(call copy_sources,build/deb/kubenpu-$(VERSION))
+	cp -r packaging/debian build/deb/kubenpu-$(VERSION)/debian
+	cd build/deb/kubenpu-$(VERSION) && dpkg-buildpackage --no-sign
+	$(call deliver,build/deb/kubenpu*)
+
+# on another system than Fedora: without its packages, and with stand-ins for its macros
+RPM_ELSEWHERE = $(if $(shell rpm --eval '%{?_unitdir}'),,--load=packaging/rpm/macros.elsewhere --nodeps --without check)
+
+rpm: build/deps-check build/deps-build build/deps-package  ## Fedora packages, into dist/
+	$(call copy_sources,build/rpm/kubenpu-$(VERSION))
+	mkdir build/rpm/SOURCES
+	tar -C build/rpm --sort=name --owner=0 --group=0 -czf build/rpm/SOURCES/kubenpu-$(VERSION).tar.gz kubenpu-$(VERSION)
+	rpmbuild -ba $(RPM_ELSEWHERE) --define '_topdir $(CURDIR)/build/rpm' packaging/rpm/kubenpu.spec
+	$(call deliver,build/rpm/RPMS/noarch/* build/rpm/SRPMS/*)
+
+# a directory of its own with the sources and nothing that was made from them
+copy_sources = rm -rf $(dir $(1)) && mkdir -p $(1) && chmod 755 $(1) \
+	&& tar -c --mode=go=rX --exclude=__pycache__ --exclude='*_pb2.py' $(SOURCES) | tar -x -C $(1) --no-same-owner
+deliver = mkdir -p dist && find $(1) -maxdepth 0 -type f -exec cp -t dist {} +
+
 # ---- tests ----
 
 check: build/deps-check venv proto  ## quick, no root: lint, types, repository rules, unit tests
@@ -118,7 +153,10 @@ format:  ## put the Python code into shape
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test: deps check test-bpf test-integration test-vm  ## everything, as root, from nothing: installs, builds, checks, boots guests
+test: deps check test-packages test-bpf test-integration test-vm  ## everything, as root, from nothing: installs, builds, checks, boots guests
+
+test-packages: build/deps-check build/deps-build build/deps-package venv  ## what make deb and make rpm make (root)
+	$(PY) -m pytest tests/packages
 
 test-bpf: build/deps-check build/deps-build venv build bpffs  ## the kernel side on the kernel of this machine (root)
 	$(PY) -m pytest tests/bpf
@@ -140,16 +178,17 @@ bpffs:
 run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
 	$(PY) -m tests.fakes.simulated_node
 
-install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man completion  ## the product, below DESTDIR
+install: $(BPF_OBJECTS) man completion  ## the product, below DESTDIR
 	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SBINDIR)
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
-	$(call entry,$(PREFIX)/sbin/kubenpud,kubenpu.service.daemon)
-	$(call entry,$(PREFIX)/sbin/kubenpu-probe,kubenpu.service.probe)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf $<
-	install -d $(DESTDIR)$(PREFIX)/share/doc/kubenpu
+	$(call entry,$(SBINDIR)/kubenpud,kubenpu.service.daemon)
+	$(call entry,$(SBINDIR)/kubenpu-probe,kubenpu.service.probe)
+	$(foreach machine,$(MACHINES),$(call install_object,$(machine)))
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/kubenpu bpf/drm_ioctl.h
+	install -d $(DESTDIR)$(DOCDIR)/examples
 	$(PYTHON) -B -c 'from kubenpu.config.settings import render_sample; print(render_sample(), end="")' \
-		>$(DESTDIR)$(PREFIX)/share/doc/kubenpu/kubenpu.toml
+		>$(DESTDIR)$(DOCDIR)/examples/kubenpu.toml
 	set -e; for page in build/man/*; do \
 		install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page; done
 	cd build/completion && find . -type f -exec install -D -m 644 {} $(DESTDIR)$(PREFIX)/share/{} \;
@@ -161,6 +200,12 @@ install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man completion  ## the product, be
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions systemd/polkit/io.kubenpu.policy
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/kubenpu/prometheus packaging/monitoring/kubenpu.rules.yml
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/kubenpu/grafana packaging/monitoring/kubenpu-node.json
+
+# bytecode for the registers of one machine; both are installed everywhere
+define install_object
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf/$(1) build/bpf/$(1)/drm_ioctl.bpf.o
+
+endef
 
 # a command of three lines; -I keeps PYTHONPATH and the user's own packages out of a process of root
 entry = printf '\#!/usr/bin/python3 -I\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' $(2) >$(DESTDIR)$(1) \

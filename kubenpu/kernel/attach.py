@@ -79,8 +79,9 @@ class LoadRequest:
 def object_path() -> Path:
     """The compiled object: of the source tree this program runs from, else the installed one."""
     machine = os.uname().machine
-    built = Path(__file__).parents[2] / "build" / "bpf" / machine / "drm_ioctl.bpf.o"
-    return built if built.exists() else INSTALLED_OBJECTS / "drm_ioctl.bpf.o"
+    name = Path(machine, "drm_ioctl.bpf.o")
+    built = Path(__file__).parents[2] / "build" / "bpf" / name
+    return built if built.exists() else INSTALLED_OBJECTS / name
 
 
 def explain(error: KernelError) -> str:
@@ -139,14 +140,15 @@ def unload(pins: Pins) -> list[str]:
 
 
 def detach(pins: Pins) -> None:
-    """Takes the hook off, keeps the maps and their totals."""
-    for side in SIDES:
-        for path in (pins.link(HOOK, side), pins.program(HOOK, side)):
+    """Takes the hook off, keeps the maps and their totals. Raises KernelError when the pins cannot be removed."""
+    sides = [path for side in SIDES for path in (pins.link(HOOK, side), pins.program(HOOK, side))]
+    try:
+        for path in (*sides, *map(pins.map, _BODIES), *(_mark(pins, name) for name in MECHANISMS)):
             path.unlink(missing_ok=True)
-    for name in _BODIES:
-        pins.map(name).unlink(missing_ok=True)
-    for name in MECHANISMS:
-        _mark(pins, name).unlink(missing_ok=True)
+    except OSError as e:
+        raise KernelError(
+            f"cannot take the hook off: {e.filename}: {e.strerror}", "Run it as root, with /sys/fs/bpf writable"
+        ) from e
 
 
 def drop_incomplete(pins: Pins) -> list[str]:

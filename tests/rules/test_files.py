@@ -13,13 +13,14 @@ from kubenpu import __version__
 from tests.rules.tree import DIRECTORIES, FILES, ROOT, all_files, shown
 
 APACHE, GPL = "Apache-2.0", "GPL-2.0-only"
-# Text for people, data, pictures, expected output and texts of licences carry no licence line, nor do empty files.
-WITHOUT_LINE = (".md", ".json", ".png", ".txt", ".gitignore", "LICENSE")
+# Text for people, data, pictures, expected output, texts of licences and forms of Debian carry no licence line, nor do
+# empty files.
+WITHOUT_LINE = (".md", ".json", ".png", ".txt", ".gitignore", "LICENSE", "changelog", "copyright", "source/format")
 GOLDEN = ROOT / "tests/golden"
 SOURCES = [
     path
     for path in all_files()
-    if path.stat().st_size and not path.name.endswith(WITHOUT_LINE) and not path.is_relative_to(GOLDEN)
+    if path.stat().st_size and not str(path).endswith(WITHOUT_LINE) and not path.is_relative_to(GOLDEN)
 ]
 # In two parts: this file is searched too.
 NOTES_TO_SELF = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")

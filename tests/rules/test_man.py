@@ -255,8 +255,17 @@ def used() -> set[str]:
     run, pins, drivers = (defaults[f] for f in ("run_directory", "kernel.pin_directory", "devices.drivers_directory"))
     units = "".join(path.read_text() for path in files(".socket", below="systemd"))
     sockets = re.findall(r"^ListenStream=(/.*)$", units, re.M)
+    flags = re.findall(r"^EnvironmentFile=-(.*)$", (ROOT / "systemd/kubenpud.service").read_text(), re.M)
     state = (f"{run}/{STATE_NAME}", f"{run}/{NAMES_NAME}", f"{pins}/{layout.ABI}")
-    return {*defaults.values(), *sockets, *state, f"{drivers}/*.toml", str(DEFAULT_FILE), f"{DEFAULT_FILE}.d/*.toml"}
+    return {
+        *defaults.values(),
+        *sockets,
+        *flags,
+        *state,
+        f"{drivers}/*.toml",
+        str(DEFAULT_FILE),
+        f"{DEFAULT_FILE}.d/*.toml",
+    }
 
 
 def test_files_are_made_or_used() -> None:
@@ -273,5 +282,5 @@ def paths_in(text: str) -> list[str]:
 
 def test_pages_are_installed_in_their_sections() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert "\ninstall: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man " in makefile
+    assert "\ninstall: $(BPF_OBJECTS) man " in makefile
     assert "$(PREFIX)/share/man/man$${page##*.} $$page" in makefile

@@ -36,13 +36,9 @@ KERNEL_ARGS = ("root=/dev/vda", "rw", "console=ttyS0", "quiet", "panic=-1", "mit
 JOB = """\
 cat /proc/uptime >/mnt/started
 tar -C / --keep-directory-symlink -xf /dev/vdb
-python3 -m compileall -q /usr/lib/python3/dist-packages/kubenpu
-systemctl daemon-reload
-udevadm control --reload
-systemd-tmpfiles --create kubenpu.conf
 cd {directory}
 rc=0
-( . /mnt/command ) || rc=$?
+( dpkg -i packages/this/kubenpu_*.deb && . /mnt/command ) || rc=$?
 journalctl -b -o short-monotonic --no-pager >/mnt/journal.txt
 echo $rc >/mnt/rc
 """

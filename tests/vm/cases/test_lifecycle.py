@@ -131,6 +131,8 @@ def test_stopped_is_stopped_and_drm_may_come_later(virtio: DrmDevice) -> None:
         service.start()
         assert service.mechanism() == "off"
         assert service.reason() == "drm is not loaded"
+        assert service.show(service.DAEMON, "StatusText") == "0 accelerators, drm_ioctl off (drm is not loaded)"
+        assert service.healthy()
         found = service.rows()
         assert service.select(found, "kubenpu_hook_up", hook="drm_ioctl") == {"": 0}
         assert not [r for r in found if "ioctl" in r.name and r.name != "kubenpu_unattributed_ioctls"]

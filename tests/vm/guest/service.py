@@ -76,9 +76,14 @@ def reason() -> str:
     return str(json.loads(STATE.read_text())["hooks"][0]["reason"])
 
 
+def show(unit: str, name: str) -> str:
+    """One property of a unit."""
+    command = ["systemctl", "show", "--value", "-p", name, unit]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main_pid() -> int:
-    command = ["systemctl", "show", "--value", "-p", "MainPID", DAEMON]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(show(DAEMON, "MainPID"))
 
 
 def kill_daemon() -> None:
@@ -120,9 +125,20 @@ def rows_or_none() -> list[Row] | None:
         return None
 
 
+def healthy(address: str = "localhost:10074") -> bool:
+    """Whether kubenpud says on this address that it is well."""
+    command = ["curl", "-sSf", f"http://{address}/-/healthy"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def devices() -> set[str]:
     """Addresses of the devices that kubenpud shows."""
     return {row.labels["device"] for row in rows() if row.name == "kubenpu_device_info"}
+
+
+def nodes() -> set[str]:
+    """Names of the node that the devices carry."""
+    return {row.labels["node"] for row in rows() if row.name == "kubenpu_device_info"}
 
 
 def select(found: list[Row], name: str, **labels: str) -> dict[str, float]:

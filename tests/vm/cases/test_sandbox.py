@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every privilege and every gap in the units' sandboxes is needed: without it the part it is for fails, and says so.
+
+Changes are drop-ins below /run; each case ends with the units as they are installed, running.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.vm.guest import service, wait
+from tests.vm.guest.service import DAEMON
+from tests.vm.guest.tightened import TIGHTENED, Tightened
+
+# Neither the kernel nor the version of systemd has a part in this.
+pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm")]
+
+
+@contextmanager
+def _tightened(unit: str, *lines: str) -> Iterator[str]:
+    """The unit, restarted with these lines and without a second try, whether that works or not. Gives its journal."""
+    drop_in = Path(f"/run/systemd/system/{unit}.d/tightened.conf")
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("\n".join(["[Service]", "Restart=no", *lines, ""]))
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    cursor = _journal("-n1", "--show-cursor").rpartition("-- cursor: ")[2].strip()
+    subprocess.run(["systemctl", "restart", unit], check=False, capture_output=True)
+    try:
+        yield _journal("-u", unit, f"--after-cursor={cursor}")
+    finally:
+        drop_in.unlink()
+        drop_in.parent.rmdir()
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        subprocess.run(["systemctl", "reset-failed"], check=True)
+        service.systemctl("restart", unit)
+        service.start()
+        wait.until("both devices", lambda: len(service.devices()) == 2)
+
+
+def _journal(*words: str) -> str:
+    command = ["journalctl", "-q", "--no-pager", "-o", "cat", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("tightened", TIGHTENED, ids=lambda each: f"{each.unit}-{each.what}")
+def test_it_does_not_do_without(tightened: Tightened) -> None:
+    with _tightened(tightened.unit, *tightened.lines) as said:
+        assert tightened.says in said
+
+
+def test_a_private_network_serves_nobody() -> None:
+    with _tightened(DAEMON, "PrivateNetwork=yes"):
+        assert service.main_pid()
+        assert service.rows_or_none() is None
+
+
+def test_with_a_protected_host_name_the_node_keeps_its_old_name() -> None:
+    before = Path("/proc/sys/kernel/hostname").read_text().strip()
+    try:
+        with _tightened(DAEMON, "ProtectHostname=yes"):
+            _set_host_name("renamed")
+            assert service.nodes() == {before}
+        wait.until("the new name", lambda: service.nodes() == {"renamed"})
+    finally:
+        _set_host_name(before)
+    wait.until("the old name", lambda: service.nodes() == {before})
+
+
+def _set_host_name(name: str) -> None:
+    Path("/proc/sys/kernel/hostname").write_text(name)

@@ -37,11 +37,10 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One series, its label values as they came. `since`: Unix time it began at 0, None where that means nothing."""
+    """One series, its label values as they came."""
 
     labels: tuple[str, ...]
     value: float
-    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ class Row:
     device: str
     vendor: str | None
     counts: Counts
-    since: float | None
 
     @property
     def device_labels(self) -> tuple[str, ...]:
@@ -78,28 +76,28 @@ Rows = Callable[[Scrape], Iterable[Row]]
 def _pods(scrape: Scrape) -> Iterator[Row]:
     for usage in _usage(scrape, OwnerKind.POD):
         labels = (usage.owner.pod, usage.owner.namespace, usage.owner.container)
-        yield Row(labels, usage.device, usage.vendor, usage.counts, usage.since)
+        yield Row(labels, usage.device, usage.vendor, usage.counts)
 
 
 def _hosts(scrape: Scrape) -> Iterator[Row]:
     for usage in _usage(scrape, OwnerKind.HOST):
-        yield Row((usage.owner.unit,), usage.device, usage.vendor, usage.counts, usage.since)
+        yield Row((usage.owner.unit,), usage.device, usage.vendor, usage.counts)
 
 
 def _devices(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
-        yield Row((), device.device, device.vendor, device.counts, device.since)
+        yield Row((), device.device, device.vendor, device.counts)
 
 
 def _departed(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
-        yield Row((), device.device, device.vendor, device.departed, device.since)
+        yield Row((), device.device, device.vendor, device.departed)
 
 
 def _unattributed(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
         counts = (u.counts for u in _usage(scrape, OwnerKind.UNKNOWN) if u.device == device.device)
-        yield Row((), device.device, device.vendor, sum(counts, ZERO), None)
+        yield Row((), device.device, device.vendor, sum(counts, ZERO))
 
 
 def _usage(scrape: Scrape, kind: OwnerKind) -> Iterator[Usage]:
@@ -116,8 +114,7 @@ def _errors(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
 
 def _waits(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
     return lambda scrape: (
-        Point(row.device_labels, row.counts.wait_ns / 1e9, row.since)
-        for row in (rows(scrape) if scrape.counting else ())
+        Point(row.device_labels, row.counts.wait_ns / 1e9) for row in (rows(scrape) if scrape.counting else ())
     )
 
 
@@ -129,7 +126,7 @@ def _per_kind(scrape: Scrape, rows: Rows, read: Callable[[Counts], tuple[int, ..
         submits_show = row.vendor in scrape.submit_vendors
         for kind, label, value in zip(KINDS, KIND_LABELS, read(row.counts), strict=True):
             if value or submits_show or kind is not Kind.SUBMIT:
-                yield Point((*row.device_labels, label), value, row.since)
+                yield Point((*row.device_labels, label), value)
 
 
 def _device_info(scrape: Scrape) -> Iterator[Point]:

@@ -3,8 +3,8 @@
 
 Data comes from a callable that returns the current View; nothing is cached, so a series goes when its source goes.
 Label values come from workloads: they are made printable and bounded, and series whose labels are equal after that
-are added up, so that no label set appears twice. Start times are given in OpenMetrics only, where they are no series
-of their own. Refuses to put timestamps on values and to pass a client's header on to the library.
+are added up, so that no label set appears twice. Refuses to put timestamps on values, to pass a client's header on to
+the library, and to give start times (*_created), which Prometheus 2 stores as series, one for each counter.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ CONTENT_TYPES = {
 
 
 class ViewCollector(Collector):
-    """Feeds a dedicated registry. `created`: give start times (OpenMetrics only)."""
+    """Feeds a dedicated registry."""
 
     def __init__(
         self,
         get_view: Callable[[], View],
         visibility: VisibilityOf,
         loss_reasons: tuple[str, ...] = (),
-        created: bool = False,
     ) -> None:
         self._get_view = get_view
         self._visibility = visibility
         self._loss_reasons = loss_reasons
-        self._created = created
 
     def describe(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
         """Nothing in advance: registering must not read a View."""
@@ -58,7 +56,7 @@ class ViewCollector(Collector):
         for metric in METRICS:
             points = _merge(metric, metric.points(scrape))
             if points:
-                yield _family(metric, points, self._created)
+                yield _family(metric, points)
 
 
 def submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
@@ -74,18 +72,15 @@ class Exposition:
         self, get_view: Callable[[], View], visibility: VisibilityOf, loss_reasons: tuple[str, ...] = ()
     ) -> None:
         self._lock = threading.Lock()
-        self._registries: dict[bool, CollectorRegistry] = {}
-        for openmetrics in (False, True):
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(ViewCollector(get_view, visibility, loss_reasons, created=openmetrics))
-            self._registries[openmetrics] = registry
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(ViewCollector(get_view, visibility, loss_reasons))
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Content type and body. The client's header is reduced to one of two answers."""
         openmetrics = prefers_openmetrics(accept)
         write = write_openmetrics if openmetrics else write_text
         with self._lock:
-            return CONTENT_TYPES[openmetrics], write(self._registries[openmetrics])
+            return CONTENT_TYPES[openmetrics], write(self._registry)
 
 
 def write_text(registry: CollectorRegistry) -> bytes:
@@ -141,19 +136,15 @@ def _merge(metric: Metric, points: Iterable[Point]) -> dict[tuple[str, ...], Poi
 
 
 def _add(metric: Metric, one: Point, other: Point) -> Point:
-    value = one.value + other.value if metric.type == "counter" else max(one.value, other.value)
-    known = [point.since for point in (one, other) if point.since is not None]
-    return Point(one.labels, value, min(known, default=None))
+    return Point(one.labels, one.value + other.value if metric.type == "counter" else max(one.value, other.value))
 
 
-def _family(
-    metric: Metric, points: dict[tuple[str, ...], Point], created: bool
-) -> CounterMetricFamily | GaugeMetricFamily:
+def _family(metric: Metric, points: dict[tuple[str, ...], Point]) -> CounterMetricFamily | GaugeMetricFamily:
     unit = metric.unit if metric.unit == "seconds" else ""
     if metric.type == "counter":
         counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
         for labels, point in points.items():
-            counter.add_metric(labels, point.value, created=point.since if created else None)
+            counter.add_metric(labels, point.value)
         return counter
     gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)
     for labels, point in points.items():

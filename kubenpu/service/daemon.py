@@ -172,7 +172,7 @@ class Daemon:
         try:
             from kubenpu.exporters.varlink import VarlinkServer, open_listeners  # noqa: PLC0415
         except ModuleNotFoundError as e:
-            if e.name != "varlink":
+            if (e.name or "").partition(".")[0] != "varlink":
                 raise
             raise SourceError("the library python3-varlink is missing", "Install it, or empty varlink.address") from e
         return VarlinkServer(self._node, pictures, open_listeners(self._settings.varlink_address))

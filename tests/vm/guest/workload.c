@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #define MAX_THREADS 64
-#define MAX_STEPS 16
+#define MAX_STEPS 128
 #define BUFFER_BYTES 4096
 
 /* ---- the tally: one row per thread, so that threads share no cache line --------------------------------------- */
@@ -91,10 +91,9 @@ struct client {
 	uint32_t virtio_handle, dumb_handle;
 };
 
-static long call(struct client *client, unsigned int nr, unsigned int dir, unsigned int size, void *arg)
+static long call_whole(struct client *client, unsigned int cmd, void *arg)
 {
-	unsigned int cmd = _IOC(dir, client->type, nr, size);
-	struct count *count = &client->by_nr[nr];
+	struct count *count = &client->by_nr[cmd & 0xff];
 	long result;
 
 	count->started++;
@@ -105,6 +104,11 @@ static long call(struct client *client, unsigned int nr, unsigned int dir, unsig
 	else
 		count->ok++;
 	return result;
+}
+
+static long call(struct client *client, unsigned int nr, unsigned int dir, unsigned int size, void *arg)
+{
+	return call_whole(client, _IOC(dir, client->type, nr, size), arg);
 }
 
 #define CALL(client, nr, arg) call(client, nr, _IOC_READ | _IOC_WRITE, sizeof(*(arg)), arg)
@@ -247,8 +251,9 @@ static const struct action {
 /* ---- the script --------------------------------------------------------------------------------------------------- */
 
 static struct step {
-	const struct action *action; /* NULL: the raw number, with 16 zero bytes */
+	const struct action *action; /* NULL: a raw call, with 16 zero bytes */
 	unsigned int nr;
+	bool whole; /* `nr` is the whole command; it is told under its low byte */
 	unsigned long count;
 } steps[MAX_STEPS];
 
@@ -260,8 +265,8 @@ static volatile sig_atomic_t stopped;
 
 static void usage(void)
 {
-	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
-			"                [--seconds S] [--type CHAR] [--hold] [--tally FILE]\n"
+	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR|=COMMAND[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
+			"                [--seconds S] [--type CHAR|NUMBER] [--hold] [--tally FILE]\n"
 			"       workload --read FILE\n"
 			"Prints one line of JSON: {\"calls\": {\"0x43\": [ok, error, started], ...}}. --rate is per thread.\n"
 			"--hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
@@ -285,8 +290,10 @@ static void parse_step(char *text)
 			step->action = &actions[i];
 	if (step->action)
 		return;
+	step->whole = *text == '=';
+	text += step->whole;
 	step->nr = strtoul(text, &end, 0);
-	if (end == text || *end || step->nr > 255)
+	if (end == text || *end || (!step->whole && step->nr > 255))
 		usage();
 }
 
@@ -314,6 +321,8 @@ static void run_step(struct client *client, const struct step *step)
 
 	if (step->action)
 		step->action->run(client);
+	else if (step->whole)
+		call_whole(client, step->nr, zeros);
 	else
 		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros), zeros);
 }
@@ -395,7 +404,7 @@ int main(int argc, char **argv)
 		case 't': thread_count = strtoul(optarg, NULL, 0); break;
 		case 'r': rate = strtod(optarg, NULL); break;
 		case 's': seconds = strtod(optarg, NULL); break;
-		case 'T': ioctl_type = (unsigned char)optarg[0]; break;
+		case 'T': ioctl_type = optarg[1] ? strtoul(optarg, NULL, 0) & 0xff : (unsigned char)optarg[0]; break;
 		case 'h': hold = true; break;
 		case 'f': tally = optarg; break;
 		case 'R': read_from = optarg; break;

@@ -17,7 +17,8 @@ SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) 
 BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
-BPF_OBJECTS := $(MACHINES:%=build/bpf/%/drm_ioctl.bpf.o)
+HOOKS := drm_ioctl file_ioctl
+BPF_OBJECTS := $(foreach hook,$(HOOKS),$(MACHINES:%=build/bpf/%/$(hook).bpf.o))
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
 PROTO := tests/fakes/cri_pb2.py
 SIM := build/sim/sim_workload
@@ -77,15 +78,15 @@ build: bpf proto sim  ## BPF objects of both machines, protobuf messages, the si
 
 bpf: $(BPF_OBJECTS)
 
-build/bpf/%/drm_ioctl.bpf.o: bpf/drm_ioctl.bpf.c $(BPF_HEADERS)
-	@mkdir -p $(@D)
-	$(CLANG) $(BPF_FLAGS) -c $< -o $@
-	$(STRIP) -g $@
-
-build/bpf/%/bench_body.bpf.o: tests/bench/body.bpf.c $(BPF_HEADERS)
-	@mkdir -p $(@D)
-	$(CLANG) $(BPF_FLAGS) -c $< -o $@
-	$(STRIP) -g $@
+# % is the machine
+define compile_bpf
+build/bpf/%/$(1).bpf.o: $(2) $(BPF_HEADERS)
+	@mkdir -p $$(@D)
+	$(CLANG) $$(BPF_FLAGS) -c $$< -o $$@
+	$(STRIP) -g $$@
+endef
+$(foreach hook,$(HOOKS),$(eval $(call compile_bpf,$(hook),bpf/$(hook).bpf.c)))
+$(eval $(call compile_bpf,bench_body,tests/bench/body.bpf.c))
 
 sim: $(SIM)
 
@@ -140,13 +141,13 @@ bpffs:
 run: build/deps-check build/deps-build venv build  ## a simulated node in the foreground, metrics on port 10074 (root)
 	$(PY) -m tests.fakes.simulated_node
 
-install: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man completion  ## the product, below DESTDIR
+install: $(HOOKS:%=build/bpf/$(MACHINE)/%.bpf.o) man completion  ## the product, below DESTDIR
 	find kubenpu \( -name '*.py' -o -name '*.toml' \) -exec install -D -m 644 {} $(DESTDIR)$(PYTHONDIR)/{} \;
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)/etc/kubenpu/drivers.d
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
 	$(call entry,$(PREFIX)/sbin/kubenpud,kubenpu.service.daemon)
 	$(call entry,$(PREFIX)/sbin/kubenpu-probe,kubenpu.service.probe)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf $<
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf $(filter %.bpf.o,$^)
 	install -d $(DESTDIR)$(PREFIX)/share/doc/kubenpu
 	$(PYTHON) -B -c 'from kubenpu.config.settings import render_sample; print(render_sample(), end="")' \
 		>$(DESTDIR)$(PREFIX)/share/doc/kubenpu/kubenpu.toml

@@ -34,8 +34,8 @@ def name_of(owner: Owner) -> str:
 def counts_to_json(counts: CountsRow) -> dict[str, object]:
     return {
         "calls": dict(counts.calls),
-        "errors": sum(counts.errors.values()),
-        "wait_seconds": counts.wait_ns / 1e9,
+        "errors": None if counts.errors is None else sum(counts.errors.values()),
+        "wait_seconds": None if counts.wait_ns is None else counts.wait_ns / 1e9,
         "since": counts.since,
     }
 

@@ -51,6 +51,11 @@ def _read_kinds(device: Device, tables: LoadedTables, sysfs: Path) -> bytes:
     return rule_kinds(tables.core, calls)
 
 
+def has_char_nodes(inventory: Inventory) -> bool:
+    """Whether there are devices whose calls do not pass drm_ioctl."""
+    return any(not node.in_drm for device in inventory.devices for node in device.nodes)
+
+
 def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) -> None:
     """Makes the kernel count exactly these devices. Nodes that cannot be counted are logged and declared lost."""
     with locked(run_directory, "rules"):

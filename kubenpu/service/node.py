@@ -19,6 +19,8 @@ from pathlib import Path
 
 from kubenpu import __version__
 from kubenpu.config.settings import Settings
+from kubenpu.devices.chardevs import event_subsystems
+from kubenpu.devices.tables import load_heads
 from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.resolve import Resolver, next_retry_s
@@ -153,6 +155,10 @@ class Node:
             self._inventory = read_inventory(self._settings.sysfs, self._settings.drivers_directory)
             if self._store is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)
+
+    def event_subsystems(self) -> frozenset[str]:
+        """Subsystems whose uevents may mean other devices, besides drm and accel."""
+        return event_subsystems(load_heads(self._settings.drivers_directory).tables)
 
     def reload(self) -> None:
         """Reads devices and driver tables again now. Raises SourceError when the devices cannot be read."""

@@ -13,7 +13,7 @@ import pytest
 
 from kubenpu.kernel import attach
 from kubenpu.kernel.attach import LoadRequest, Target
-from kubenpu.kernel.hooks import DRM_IOCTL, SHARED_MAPS, FILE_IOCTL, Hook
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS, Hook
 from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
 from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
@@ -242,6 +242,41 @@ def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Mach
     assert machine.devices_known == [sum(len(device.nodes) for device in DEVICES)]  # before the first call is seen
     hooks, module = read_state(machine.run_directory)
     assert (hooks[0], module) == (replace(KPROBE, since_ns=machine.requests[0].since_ns), 4711)
+
+
+def test_a_character_device_brings_the_second_hook(machine: Machine, errors: Errors) -> None:
+    home = machine.place / "sys/devices/virtual/kfd/kfd"
+    home.mkdir(parents=True)
+    (home / "uevent").write_text("MAJOR=236\nMINOR=0\nDEVNAME=kfd\n")
+    (home / "subsystem").symlink_to("../../../../class/kfd")
+    (machine.place / "sys/dev/char").mkdir(parents=True)
+    (machine.place / "sys/dev/char/236:0").symlink_to(home)
+    assert machine.probe("load") == 0
+    assert [request.hook for request in machine.requests] == [DRM_IOCTL, FILE_IOCTL]
+    assert [(r.major, r.minor) for r in machine.stores[0].node_rules] == [(236, 0)]
+    assert [h.hook for h in read_state(machine.run_directory)[0] if h.needed] == ["drm_ioctl", "file_ioctl"]
+    first = machine.requests[1].since_ns
+    assert machine.probe("load", "--mechanism", "lsm") == 0
+    assert (machine.requests[3].mechanisms, machine.requests[3].since_ns) == (("lsm",), first)
+    (machine.place / "sys/dev/char/236:0").unlink()
+    errors()
+    assert machine.probe("load") == 0
+    assert "file_ioctl: off (no such device)" in errors()
+    assert machine.detached[1:] == ["file_ioctl"]
+
+
+def test_the_second_hook_fails_alone(machine: Machine, errors: Errors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: LoadRequest, facts: KernelFacts, messages: object) -> HookStatus:
+        if request.hook is FILE_IOCTL:
+            raise KernelError("the verifier said no\nand more", "Report this")
+        return machine.load(request, facts, messages)
+
+    monkeypatch.setattr(attach, "load", refuse)
+    monkeypatch.setattr(probe, "has_char_nodes", lambda _inventory: True)
+    assert machine.probe("load") == 0
+    assert "file_ioctl: the verifier said no" in errors()
+    first, second = read_state(machine.run_directory)[0]
+    assert (first.mechanism, second.mechanism, second.reason) == ("kprobe", "off", "the verifier said no")
 
 
 def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:

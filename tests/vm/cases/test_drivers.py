@@ -40,16 +40,18 @@ def tables(subsystem: str) -> list[Table]:
 
     found = []
     for table in load_tables(Path("/nonexistent")).tables:
-        if table.subsystem == subsystem and table.name not in REAL:
-            name = table.uevent_drivers[0] if table.uevent_drivers else f"/{table.sysfs_names[0].replace('*', '1')}"
-            found.append(Table(table.name, name, {rule.nr: rule.kind.label for rule in table.ioctls}))
+        interface = table.interface(subsystem)
+        if interface is not None and table.name not in REAL:
+            names = interface.uevent_drivers or [f"/{interface.sysfs_names[0].replace('*', '1')}"]
+            found.append(Table(table.name, names[0], {rule.nr: rule.kind.label for rule in interface.ioctls}))
     return found
 
 
 def core_kinds() -> dict[int, str]:
     from kubenpu.devices.tables import load_tables
 
-    return {rule.nr: rule.kind.label for rule in load_tables(Path("/nonexistent")).core.ioctls}
+    core = load_tables(Path("/nonexistent")).core
+    return {rule.nr: rule.kind.label for interface in core.interfaces for rule in interface.ioctls}
 
 
 def script(nrs: Sequence[int]) -> str:

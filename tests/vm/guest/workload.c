@@ -91,6 +91,22 @@ struct client {
 	uint32_t virtio_handle, dumb_handle;
 };
 
+static bool compat;
+
+/* As a 32-bit program calls: the argument has to lie in the first 4 GiB. */
+static long compat_ioctl(int fd, unsigned int cmd, void *arg)
+{
+	long result = -ENOSYS;
+#ifdef __x86_64__
+	__asm__ volatile("int $0x80" : "=a"(result) : "a"(54), "b"(fd), "c"(cmd), "d"(arg) : "memory");
+	result = (int)result;
+#endif
+	if (result >= 0)
+		return result;
+	errno = -result;
+	return -1;
+}
+
 static long call_whole(struct client *client, unsigned int cmd, void *arg)
 {
 	struct count *count = &client->by_nr[cmd & 0xff];
@@ -98,7 +114,7 @@ static long call_whole(struct client *client, unsigned int cmd, void *arg)
 
 	count->started++;
 	atomic_signal_fence(memory_order_seq_cst);
-	result = syscall(SYS_ioctl, client->fd, cmd, arg);
+	result = compat ? compat_ioctl(client->fd, cmd, arg) : syscall(SYS_ioctl, client->fd, cmd, arg);
 	if (result < 0)
 		count->error++;
 	else
@@ -266,10 +282,10 @@ static volatile sig_atomic_t stopped;
 static void usage(void)
 {
 	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR|=COMMAND[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
-			"                [--seconds S] [--type CHAR|NUMBER] [--hold] [--tally FILE]\n"
+			"                [--seconds S] [--type CHAR|NUMBER] [--compat] [--hold] [--tally FILE]\n"
 			"       workload --read FILE\n"
 			"Prints one line of JSON: {\"calls\": {\"0x43\": [ok, error, started], ...}}. --rate is per thread.\n"
-			"--hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
+			"--compat: raw calls as a 32-bit program makes them. --hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
 	for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++)
 		fprintf(stderr, "  %-16s %s\n", actions[i].name, actions[i].calls);
 	exit(2);
@@ -317,14 +333,15 @@ static void pace(double begin, unsigned long done)
 
 static void run_step(struct client *client, const struct step *step)
 {
-	char zeros[16] = {0};
+	static char zeros[MAX_THREADS][16]; /* static: below 4 GiB */
+	char *zero = zeros[(struct row *)client->by_nr - rows];
 
 	if (step->action)
 		step->action->run(client);
 	else if (step->whole)
-		call_whole(client, step->nr, zeros);
+		call_whole(client, step->nr, zero);
 	else
-		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros), zeros);
+		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros[0]), zero);
 }
 
 static void *work(void *row)
@@ -388,7 +405,8 @@ int main(int argc, char **argv)
 		{"threads", required_argument, NULL, 't'}, {"rate", required_argument, NULL, 'r'},
 		{"seconds", required_argument, NULL, 's'}, {"type", required_argument, NULL, 'T'},
 		{"hold", no_argument, NULL, 'h'},	   {"tally", required_argument, NULL, 'f'},
-		{"read", required_argument, NULL, 'R'},	   {0},
+		{"read", required_argument, NULL, 'R'},	   {"compat", no_argument, NULL, 'c'},
+		{0},
 	};
 	const char *tally = NULL, *read_from = NULL;
 	bool hold = false;
@@ -406,6 +424,7 @@ int main(int argc, char **argv)
 		case 's': seconds = strtod(optarg, NULL); break;
 		case 'T': ioctl_type = optarg[1] ? strtoul(optarg, NULL, 0) & 0xff : (unsigned char)optarg[0]; break;
 		case 'h': hold = true; break;
+		case 'c': compat = true; break;
 		case 'f': tally = optarg; break;
 		case 'R': read_from = optarg; break;
 		default: usage();

@@ -93,4 +93,4 @@ FILE_IOCTL = Hook(
 )
 
 HOOKS = (DRM_IOCTL, FILE_IOCTL)
-MECHANISM_NAMES = tuple(dict.fromkeys(name for hook in HOOKS for name in hook.ladder))
+MECHANISM_NAMES = tuple(dict.fromkeys(name for hook in reversed(HOOKS) for name in hook.ladder))

@@ -274,5 +274,5 @@ def paths_in(text: str) -> list[str]:
 
 def test_pages_are_installed_in_their_sections() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert "\ninstall: build/bpf/$(MACHINE)/drm_ioctl.bpf.o man " in makefile
+    assert "\ninstall: $(HOOKS:%=build/bpf/$(MACHINE)/%.bpf.o) man " in makefile
     assert "$(PREFIX)/share/man/man$${page##*.} $$page" in makefile

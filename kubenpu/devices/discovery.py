@@ -130,10 +130,11 @@ def _read_device(
 
 def _without_lonely(devices: list[Device]) -> list[Device]:
     """Without what machines have that have no accelerator for it: the container of VFIO, which stays beside a device of
-    that driver, and heaps of shared buffers, which stay beside accelerators of a system on chip."""
+    that driver, and heaps of shared buffers, which stay beside character devices of a system on chip."""
     lonely = [each for each in devices if any(fnmatchcase(each.nodes[0].name, name) for name in _COMPANIONS)]
     others = [each for each in devices if each not in lonely]
-    vendors = {each.vendor for each in others} | {"dma_heap" for each in others if each.pci_id is None}
+    of_chip = [each for each in others if each.subsystem == CHAR and each.driver and each.pci_id is None]
+    vendors = {each.vendor for each in others} | {"dma_heap" for _ in of_chip}
     return others + [each for each in lonely if each.vendor in vendors]
 
 

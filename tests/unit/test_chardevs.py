@@ -151,8 +151,13 @@ def test_groups_of_vfio_count_when_an_accelerator_is_in_them(
 def test_heaps_alone_are_no_accelerators(machine: Machine) -> None:
     machine.node("system", "250:0", "dma_heap", devname="dma_heap/system")
     assert machine.devices() == {}
-    machine.node("rknpu", "10:125", "misc")
-    assert set(machine.devices()) == {"rknpu", "system"}
+    machine.node("kfd", "236:0", "kfd")
+    assert set(machine.devices()) == {"kfd"}
+    npu = machine.sysfs / "devices/platform/fdab0000.npu"
+    npu.mkdir(parents=True)
+    (npu / "uevent").write_text("DRIVER=RKNPU\nOF_NAME=npu\n")
+    machine.node("rknpu", "10:125", "misc", npu)
+    assert set(machine.devices()) == {"kfd", "fdab0000.npu", "system"}
 
 
 def test_a_link_to_nowhere_and_names_that_are_none(machine: Machine) -> None:

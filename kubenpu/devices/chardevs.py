@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from pathlib import Path
 
 from kubenpu.devices.schema import CHAR
@@ -46,11 +46,13 @@ def find_char_nodes(sysfs: Path, procfs: Path, tables: Iterable[DriverTable]) ->
         for match in (interface.nodes if interface.subsystem == CHAR else ())
         if match.devname
     ]
-    yield from _in_sysfs(sysfs, [each for each in wanted if each[2].chrdev is None])
+    entries = _char_entries(sysfs) if wanted else []
+    yield from _in_sysfs(sysfs, entries, [each for each in wanted if each[2].chrdev is None])
     numbered = [(table, match) for table, _, match in wanted if match.minors is not None]
     majors = _read_majors(procfs) if numbered else {}
+    in_sysfs = {major for (major, _), _ in entries}  # of these a node that sysfs does not have does not exist
     for table, match in numbered:
-        if not _sysfs_knows(sysfs, match):
+        if match.major not in in_sysfs:
             yield from _by_number(sysfs, procfs, table, match, majors)
 
 
@@ -73,26 +75,41 @@ def match_node(tables: Iterable[DriverTable], node: Node) -> tuple[DriverTable, 
 # ---- in sysfs ----
 
 
-def _in_sysfs(sysfs: Path, wanted: list[tuple[DriverTable, Interface, NodeMatch]]) -> Iterator[CharNode]:
-    if not wanted:
-        return
-    lasts = {match.devname.rpartition("/")[2] for _, _, match in wanted}
+Entries = list[tuple[tuple[int, int], str]]
+
+
+def _char_entries(sysfs: Path) -> Entries:
+    """Device number and target of the link of every character device. There may be none: a tree made for a test."""
+    directory = sysfs / "dev/char"
     try:
-        entries = sorted((sysfs / "dev/char").iterdir())
+        names = [entry.name for entry in os.scandir(directory) if entry.is_symlink()]
     except OSError:
-        return  # no such directory: a tree made for a test
-    for entry in entries:
-        number = _NUMBER.fullmatch(entry.name)
-        place = Path(os.path.realpath(entry))
-        last = place.name.rpartition("!")[2]
-        if number is None or not any(fnmatchcase(last, pattern) for pattern in lasts):
-            continue
+        return []
+    numbers = [(found, name) for name in sorted(names) if (found := _NUMBER.fullmatch(name))]
+    return [((int(found[1]), int(found[2])), _target(f"{directory}/{name}")) for found, name in numbers]
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115 - hundreds of terminals: a Path for each takes longer than the call
+    except OSError:
+        return ""
+
+
+def _in_sysfs(
+    sysfs: Path, entries: Entries, wanted: list[tuple[DriverTable, Interface, NodeMatch]]
+) -> Iterator[CharNode]:
+    pattern = re.compile("|".join(translate(match.devname.rpartition("/")[2]) for _, _, match in wanted) or "(?!)")
+    for number, target in entries:
+        if not pattern.match(target.rpartition("/")[2].rpartition("!")[2]):
+            continue  # the name of the target decides, nothing is followed
+        place = Path(os.path.realpath(sysfs / "dev/char" / target))
         name = parse_uevent(read_text(place / "uevent")).get("DEVNAME") or place.name.replace("!", "/")
         for table, interface, match in wanted:
             if fnmatchcase(name, match.devname) and match.sysfs_class in (None, read_bus(place)):
                 owner = _owner(sysfs, place, interface)
                 if owner is not None:
-                    yield CharNode(owner, Node(name, int(number[1]), int(number[2])), table)
+                    yield CharNode(owner, Node(name, *number), table)
                     break
 
 
@@ -126,16 +143,6 @@ def _read_majors(procfs: Path) -> Mapping[str, int]:
         if major.isdecimal() and len(major) <= 4:
             found.setdefault(name, int(major))
     return found
-
-
-def _sysfs_knows(sysfs: Path, match: NodeMatch) -> bool:
-    """Whether the nodes of this major are in sysfs: then those that are not do not exist."""
-    if match.major is None:
-        return False
-    try:
-        return any(entry.name.startswith(f"{match.major}:") for entry in (sysfs / "dev/char").iterdir())
-    except OSError:
-        return False
 
 
 def _by_number(

@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.vm.guest import fake, handmade, pods, service, tally, wait
 from tests.vm.guest.fake import FakeDevice
 from tests.vm.guest.pods import Runtime
+
+if TYPE_CHECKING:
+    from kubenpu.model.device import Interface
 
 pytestmark = pytest.mark.usefixtures("counting")
 
@@ -107,8 +111,12 @@ def model() -> Iterator[list[FakeDevice]]:
         yield found
 
 
+def total(address: str) -> dict[str, int]:
+    return service.counted("kubenpu_device_ioctl_total", device=address)
+
+
 def counted(device: FakeDevice) -> dict[str, int]:
-    return service.counted("kubenpu_device_ioctl_total", device=device.address)
+    return total(device.address)
 
 
 def grown(device: FakeDevice, before: Mapping[str, int]) -> dict[str, int]:
@@ -199,3 +207,45 @@ def test_the_driver_comes_and_goes_under_load() -> None:
 
 def _try_unload() -> bool:
     return subprocess.run(["rmmod", fake.MODULE], check=False, capture_output=True).returncode == 0
+
+
+# Classes that are the kernel's own: the module cannot make devices of them.
+FOREIGN = ("accel", "misc", "vfio")
+
+
+@pytest.mark.deadline(300)
+def test_every_table_of_a_character_device() -> None:
+    """Each interface of each table on a node of its name: every listed call, exact by kind."""
+    wanted = list(_interfaces())
+    names = {name: sysfs_class for name, sysfs_class, _, _ in wanted}
+    nodes = [f"{name.replace('/', '!')}:0:0:{sysfs_class}" for name, sysfs_class in names.items()]
+    with fake.loaded(chr=nodes):
+        service.systemctl("reload", service.PROBE)
+        assert service.mechanism("file_ioctl") == "lsm"
+        for name, _, vendor, interface in wanted:
+            address = name.replace("/", "!")
+            fake.wait_until_known(address)
+            before, steps, expected = total(address), [], dict[str, int]()
+            for index, rule in enumerate(interface.ioctls):
+                cmd = rule.cmd if rule.cmd is not None else rule.type << 8 | rule.nr
+                count = 1 + index % 3
+                steps.append(f"={cmd:#x}:{count}")
+                expected[rule.kind.label] = expected.get(rule.kind.label, 0) + count
+            done = tally.run("--node", f"/dev/{name}", "--do", ",".join(steps))
+            assert done.total == sum(expected.values())
+            grown_by = {kind: n - before.get(kind, 0) for kind, n in total(address).items()}
+            assert {kind: n for kind, n in grown_by.items() if n} == expected, vendor
+
+
+def _interfaces() -> Iterator[tuple[str, str, str, Interface]]:
+    """Name below /dev, class, table, interface; one node for each interface that a pretended device can have."""
+    from kubenpu.devices.tables import load_tables
+
+    for table in load_tables(Path("/nonexistent")).tables:
+        for interface in table.interfaces:
+            for match in interface.nodes:
+                if match.devname and match.minors is None and match.sysfs_class not in FOREIGN and interface.ioctls:
+                    name = match.devname.replace("[0-9]*", "0").replace("*", "0")
+                    if not name.startswith(("vfio/", "dma_heap/")):
+                        yield name, match.sysfs_class or name.split("/")[0].rstrip("0"), table.name, interface
+                        break

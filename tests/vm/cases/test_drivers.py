@@ -67,7 +67,9 @@ def device_of(pretence: str, among: Sequence[FakeDevice]) -> FakeDevice:
     """The first device pretended so."""
     name = pretence.removeprefix("/")
     driver = "" if pretence.startswith("/") else name
-    return next(one for one in among if one.driver == driver and one.address.split(".")[0] == name)
+    places = [one for one in among if one.driver == driver and f"{one.address}.".startswith(f"{name}.")]
+    assert places, f"no device of {pretence} among {among}"
+    return places[0]
 
 
 @pytest.fixture(params=CLASSES)
@@ -198,11 +200,13 @@ def test_the_driver_comes_and_goes_under_load() -> None:
         assert load.stdout is not None
         done = tally.total(tally.parse(line) for line in load.stdout.read().splitlines())
     assert done.total > 500
-    # What was called before kubenpud knew the device again has no rule, and says so.
-    lost = service.dropped()["device_unknown"] - unknown
-    assert grown(device, before)["submit"] + lost == done.total
     fake.unload()
     wait.until("its end", lambda: address not in service.devices(), 10)
+    # What was called before kubenpud knew the device again has no rule, and says so. It may also have looked while the
+    # PCI function had no driver, and then a moment's calls have no kind.
+    lost = service.dropped()["device_unknown"] - unknown
+    assert sum(grown(device, before).values()) + lost == done.total
+    assert grown(device, before).keys() <= {"submit", "other"}
 
 
 def _try_unload() -> bool:

@@ -33,7 +33,7 @@ class FakeDevice:
 def load(**parameters: Sequence[str]) -> None:
     """Loads the module; parameters are lists as the module takes them. Its nodes are in /dev afterwards."""
     words = [f"{name}={','.join(values)}" for name, values in parameters.items()]
-    subprocess.run(["modprobe", MODULE, *words], check=True)
+    subprocess.run(["modprobe", "--first-time", MODULE, *words], check=True)
     subprocess.run(["udevadm", "settle"], check=True)
 
 

@@ -60,6 +60,15 @@ class CountsRow:
     wait_ns: int | None
     since: int
 
+    @property
+    def failed(self) -> int | None:
+        """Errors of all kinds."""
+        return None if self.errors is None else sum(self.errors.values())
+
+    @property
+    def wait_seconds(self) -> float | None:
+        return None if self.wait_ns is None else self.wait_ns / 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:

@@ -261,7 +261,7 @@ def test_how_calls_end_is_left_out_where_nobody_sees_it() -> None:
     ((row,), _) = page(view=view)
     assert row["Calls"]["alloc"] == 40
     assert not {"Errors", "WaitNs"} & set(row)
-    assert picture(view).node["Hooks"][1] == {"file_ioctl": "lsm"}
+    assert objects(view).node["Hooks"][1] == {"file_ioctl": "lsm"}
 
 
 # ---- hostile names ----

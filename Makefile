@@ -18,7 +18,8 @@ SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) 
 BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map=$(CURDIR)=. \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
-BPF_OBJECTS := $(MACHINES:%=build/bpf/%/drm_ioctl.bpf.o)
+HOOKS := drm_ioctl file_ioctl
+BPF_OBJECTS := $(foreach hook,$(HOOKS),$(MACHINES:%=build/bpf/%/$(hook).bpf.o))
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
 PROTO := tests/fakes/cri_pb2.py
 SIM := build/sim/sim_workload
@@ -82,15 +83,15 @@ build: bpf proto sim  ## BPF objects of both machines, protobuf messages, the si
 
 bpf: $(BPF_OBJECTS)
 
-build/bpf/%/drm_ioctl.bpf.o: bpf/drm_ioctl.bpf.c $(BPF_HEADERS)
-	@mkdir -p $(@D)
-	$(CLANG) $(BPF_FLAGS) -c $< -o $@
-	$(STRIP) -g $@
-
-build/bpf/%/bench_body.bpf.o: tests/bench/body.bpf.c $(BPF_HEADERS)
-	@mkdir -p $(@D)
-	$(CLANG) $(BPF_FLAGS) -c $< -o $@
-	$(STRIP) -g $@
+# % is the machine
+define compile_bpf
+build/bpf/%/$(1).bpf.o: $(2) $(BPF_HEADERS)
+	@mkdir -p $$(@D)
+	$(CLANG) $$(BPF_FLAGS) -c $$< -o $$@
+	$(STRIP) -g $$@
+endef
+$(foreach hook,$(HOOKS),$(eval $(call compile_bpf,$(hook),bpf/$(hook).bpf.c)))
+$(eval $(call compile_bpf,bench_body,tests/bench/body.bpf.c))
 
 sim: $(SIM)
 
@@ -185,7 +186,7 @@ install: $(BPF_OBJECTS) man completion  ## the product, below DESTDIR
 	$(call entry,$(SBINDIR)/kubenpud,kubenpu.service.daemon)
 	$(call entry,$(SBINDIR)/kubenpu-probe,kubenpu.service.probe)
 	$(foreach machine,$(MACHINES),$(call install_object,$(machine)))
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/kubenpu bpf/drm_ioctl.h
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/kubenpu $(HOOKS:%=bpf/%.h)
 	install -d $(DESTDIR)$(DOCDIR)/examples
 	$(PYTHON) -B -c 'from kubenpu.config.settings import render_sample; print(render_sample(), end="")' \
 		>$(DESTDIR)$(DOCDIR)/examples/kubenpu.toml
@@ -203,7 +204,7 @@ install: $(BPF_OBJECTS) man completion  ## the product, below DESTDIR
 
 # bytecode for the registers of one machine; both are installed everywhere
 define install_object
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf/$(1) build/bpf/$(1)/drm_ioctl.bpf.o
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/kubenpu/bpf/$(1) $(HOOKS:%=build/bpf/$(1)/%.bpf.o)
 
 endef
 

@@ -12,6 +12,7 @@
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct inode {
+	__u16 i_mode;
 	__u32 i_rdev;
 };
 

@@ -111,7 +111,9 @@ struct knpu_alloc {
 /* slots[device slot]: which device a slot stands for. Written and read by user space only. */
 struct knpu_slot {
 	__u64 since_ns;
-	__u8 address[120];
+	__u32 hooks;		/* those that have counted for it since boot, a bit each */
+	__u32 pad;
+	__u8 address[112];
 };
 
 /* journal[0]: the cell merge in progress, so that a killed user space can finish it. See kernel/store.py. */

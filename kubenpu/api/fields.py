@@ -87,11 +87,13 @@ def _of(fields: tuple[Field[S], ...], get: Callable[[T], S]) -> tuple[Field[T], 
 
 
 class ShownCounts(NamedTuple):
-    """Counts since a moment. `submits`: whether the driver's submissions pass an ioctl at least partly."""
+    """Counts since a moment. `submits`: whether the driver's submissions pass an ioctl at least partly; `outcomes`:
+    whether the ends of calls are seen."""
 
     counts: Counts
     since: float
     submits: bool
+    outcomes: bool
 
     def by_kind(self, numbers: tuple[int, ...]) -> dict[str, int]:
         """Zeros too, but not a submit that nobody could have seen."""
@@ -121,7 +123,15 @@ class Workload(NamedTuple):
 
 
 def _mechanisms(view: View) -> dict[str, str]:
-    return {hook.hook: hook.mechanism for hook in view.hooks}
+    return {hook.hook: hook.mechanism for hook in view.hooks if hook.needed}
+
+
+def _errors(shown: ShownCounts) -> dict[str, int] | None:
+    return shown.by_kind(shown.counts.errors) if shown.outcomes else None
+
+
+def _wait_ns(shown: ShownCounts) -> int | None:
+    return shown.counts.wait_ns if shown.outcomes else None
 
 
 def _since(view: View) -> int | None:
@@ -147,8 +157,8 @@ WORKLOAD_FIELDS: tuple[Field[Workload], ...] = (
 )
 COUNT_FIELDS: tuple[Field[ShownCounts], ...] = (
     Field("Calls", NUMBER_BY_NAME, "calls by kind, failed ones included", lambda s: s.by_kind(s.counts.calls), True),
-    Field("Errors", NUMBER_BY_NAME, "those that returned an error", lambda s: s.by_kind(s.counts.errors), True),
-    Field("WaitNs", NUMBER, "time inside calls of kind wait, in nanoseconds", lambda s: s.counts.wait_ns, True),
+    Field("Errors", NUMBER_BY_NAME, "those that returned an error, where that is seen", _errors),
+    Field("WaitNs", NUMBER, "time inside calls of kind wait, in nanoseconds, where that is seen", _wait_ns),
     Field("Since", NUMBER, "Unix time since which these are counted, in seconds", lambda s: int(s.since), True),
 )
 # What GetCounters can select by, and the first part of its rows.

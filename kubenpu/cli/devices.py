@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kubenpu.cli.bus import Feed, add_bus_argument
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
-from kubenpu.cli.workloads import counts_to_json
+from kubenpu.cli.workloads import counts_to_json, show_seconds
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
 from kubenpu.model.device import WHATS, Device
@@ -126,7 +126,8 @@ def _wide_cells(device: Device, loaded: LoadedTables) -> tuple[str | None, ...]:
 def _count_cells(counts: CountsRow | None) -> tuple[str | None, ...]:
     if counts is None:
         return None, None, None
-    return str(sum(counts.calls.values())), str(sum(counts.errors.values())), f"{counts.wait_ns / 1e9:.6f}"
+    failed = None if counts.failed is None else str(counts.failed)
+    return str(sum(counts.calls.values())), failed, show_seconds(counts.wait_seconds)
 
 
 def _visibility(device: Device, loaded: LoadedTables) -> dict[str, str | None]:

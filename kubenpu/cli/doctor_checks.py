@@ -20,11 +20,12 @@ from kubenpu.config.settings import Settings
 from kubenpu.devices.discovery import Inventory, discover
 from kubenpu.devices.tables import LoadedTables, load_tables
 from kubenpu.kernel import bpf
-from kubenpu.kernel.attach import HOOK, LADDER, OFF, SIDES
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, OFF, UPROBE, Hook
 from kubenpu.kernel.losses import explain_loss
 from kubenpu.kernel.pins import Pins, read_state
 from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.model.sample import HookStatus
 from kubenpu.model.view import OPTIONAL_SOURCES
 
 if TYPE_CHECKING:
@@ -204,36 +205,47 @@ def _packages(_node: Examination) -> Iterator[Finding]:
 
 
 def _mechanisms(node: Examination) -> Iterator[Finding]:
-    needed = "at least one of " + ", ".join(LADDER)
-    if not node.facts.drm:
-        yield Finding("mechanisms", "not known until drm is loaded", needed)
-        return
-    refusals = {name: mechanism_refusal(node.facts, name) for name in LADDER}
-    usable = [name for name, refusal in refusals.items() if refusal is None]
-    reasons = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items() if refusal is not None)
-    found = ", ".join(usable) + (f" ({reasons})" if reasons else "")
-    yield Finding("mechanisms", found or "none", needed, "", OK if usable else FAIL)
+    statuses, _ = read_state(node.settings.run_directory)
+    needed_hooks = {DRM_IOCTL.name, *(status.hook for status in statuses if status.needed)}
+    for hook in (hook for hook in HOOKS if hook.name in needed_hooks):
+        name, needed = "mechanisms", f"for {hook.name} at least one of {', '.join(hook.ladder)}"
+        if hook.module is not None and not node.facts.drm:
+            yield Finding(name, f"not known until {hook.module} is loaded", needed)
+            continue
+        refusals = {each: mechanism_refusal(node.facts, each, hook.module is not None) for each in hook.ladder}
+        usable = [each for each, refusal in refusals.items() if refusal is None]
+        reasons = "; ".join(f"{each}: {refusal}" for each, refusal in refusals.items() if refusal is not None)
+        found = ", ".join(usable) + (f" ({reasons})" if reasons else "")
+        yield Finding(name, found or "none", needed, "", OK if usable else FAIL)
 
 
 def _hook(node: Examination) -> Iterator[Finding]:
-    needed = "attached and pinned"
     hooks, module = read_state(node.settings.run_directory)
-    start = "Run: systemctl start kubenpu-probe"
-    again = "Run: systemctl restart kubenpu-probe"
     if not hooks:
-        yield Finding("hook", "kubenpu-probe has not run since boot", needed, start, FAIL)
-    for hook in hooks:
-        name = f"hook {hook.hook}"
-        reason = f" ({hook.reason})" if hook.reason else ""
-        if hook.mechanism == OFF:
-            remedy = start if node.facts.drm else "Load the driver of your accelerator; the hook follows by itself"
-            yield Finding(name, f"off{reason}", needed, remedy.replace(" start ", " reload "), FAIL)
-        elif hook.mechanism != "uprobe" and DRM_MODULE.exists() and DRM_MODULE.stat().st_ino != module:
-            yield Finding(name, "drm was loaded again after it was attached", needed, again, FAIL)
-        elif not all(node.pins.link(HOOK, side).exists() for side in SIDES):
-            yield Finding(name, "its pins were removed", needed, again, FAIL)
-        else:
-            yield Finding(name, f"{hook.mechanism}{reason}", needed)
+        remedy = "Run: systemctl start kubenpu-probe"
+        yield Finding("hook", "kubenpu-probe has not run since boot", "attached and pinned", remedy, FAIL)
+    for status in hooks:
+        hook = next((each for each in HOOKS if each.name == status.hook), None)
+        if hook is not None:
+            yield _one_hook(node, hook, status, module)
+
+
+def _one_hook(node: Examination, hook: Hook, status: HookStatus, module: int | None) -> Finding:
+    name, needed = f"hook {hook.name}", "attached and pinned"
+    reason = f" ({status.reason})" if status.reason else ""
+    again = "Run: systemctl restart kubenpu-probe"
+    if not status.needed:
+        return Finding(name, f"off{reason}", "attached while there is one")
+    if status.mechanism == OFF:
+        wait = hook is DRM_IOCTL and not node.facts.drm
+        start = "Load the driver of your accelerator; the hook follows by itself"
+        return Finding(name, f"off{reason}", needed, start if wait else "Run: systemctl reload kubenpu-probe", FAIL)
+    in_drm = hook is DRM_IOCTL and status.mechanism != UPROBE
+    if in_drm and DRM_MODULE.exists() and DRM_MODULE.stat().st_ino != module:
+        return Finding(name, "drm was loaded again after it was attached", needed, again, FAIL)
+    if not all(node.pins.link(hook.name, side).exists() for side in hook.required):
+        return Finding(name, "its pins were removed", needed, again, FAIL)
+    return Finding(name, f"{status.mechanism}{reason}", needed)
 
 
 def _counters(node: Examination) -> Iterator[Finding]:

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, partly (there "
         "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting. The table drm is the "
-        "DRM core's and applies to every DRM and accel device. Drivers of subsystem char are not counted by this "
-        "version. The numbers are in --json."
+        "DRM core's and applies to every DRM and accel device. Of drivers of subsystem char calls are counted, "
+        "and not how they end. The numbers are in --json."
     )
     add_format_arguments(parser)
     add_tables_argument(parser)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table, show_time
-from kubenpu.cli.workloads import find_notes, place_of, to_json
+from kubenpu.cli.workloads import find_notes, place_of, show_seconds, to_json
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KINDS
 
@@ -23,7 +23,7 @@ _WIDE_HEADER = (*_HEADER, "ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the ioctls of each container and each unit outside pods on each device, by kind. Failed calls are part "
-        "of the counts. - in a column: that cannot be known for this driver. On a terminal long names are cut, with "
+        "of the counts. - in a column: that cannot be known for this device. On a terminal long names are cut, with "
         "-o wide nothing is."
     )
     add_format_arguments(parser)
@@ -55,8 +55,8 @@ def _cells(row: CounterRow) -> tuple[str | None, ...]:
 def _wide_cells(row: CounterRow) -> tuple[str | None, ...]:
     owner, counts = row.owner, row.counts
     return (
-        str(sum(counts.errors.values())),
-        f"{counts.wait_ns / 1e9:.6f}",
+        None if counts.failed is None else str(counts.failed),
+        show_seconds(counts.wait_seconds),
         row.vendor,
         "yes" if row.alive else "no",
         show_time(counts.since),

@@ -35,12 +35,12 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Per second. `submits` None: the driver does not show them. `waiting`: how many threads waited, on average; the
-    time of a wait counts when it ends."""
+    time of a wait counts when it ends. None with `errors`: how calls end is not seen."""
 
     submits: float | None
     calls: float
-    errors: float
-    waiting: float
+    errors: float | None
+    waiting: float | None
 
     @property
     def idle(self) -> bool:
@@ -82,10 +82,10 @@ def _rate(old: Sample | None, new: Sample, before: CountsRow | None, now: Counts
     if old is None or new.at <= old.at:
         return None
     if before is not None and abs(now.since - before.since) <= _ROUNDING_S:
-        calls, errors = _added(before.calls, now.calls), _added(before.errors, now.errors)
-        wait_ns = now.wait_ns - before.wait_ns
+        calls, errors = _added(before.calls, now.calls), _added(before.errors or {}, now.errors or {})
+        wait_ns = (now.wait_ns or 0) - (before.wait_ns or 0)
     elif now.since >= old.unix_s:
-        calls, errors, wait_ns = dict(now.calls), dict(now.errors), now.wait_ns
+        calls, errors, wait_ns = dict(now.calls), dict(now.errors or {}), now.wait_ns or 0
     else:
         return None
     if wait_ns < 0 or any(n < 0 for n in (*calls.values(), *errors.values())):
@@ -95,8 +95,8 @@ def _rate(old: Sample | None, new: Sample, before: CountsRow | None, now: Counts
     return Rates(
         None if submits is None else submits / seconds,
         sum(calls.values()) / seconds,
-        sum(errors.values()) / seconds,
-        wait_ns / 1e9 / seconds,
+        None if now.errors is None else sum(errors.values()) / seconds,
+        None if now.wait_ns is None else wait_ns / 1e9 / seconds,
     )
 
 

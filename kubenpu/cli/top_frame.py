@@ -65,7 +65,7 @@ def _rate(name: str, header: str, get: Callable[[Rates], float | None]) -> Colum
     return Column(name, header, value, lambda line: show_number(value(line)))
 
 
-def _total(name: str, header: str, get: Callable[[Line], int]) -> Column:
+def _total(name: str, header: str, get: Callable[[Line], int | None]) -> Column:
     return Column(name, header, get, lambda line: show_number(get(line)))
 
 
@@ -77,7 +77,7 @@ COLUMNS = (
     _rate("errors", "ERROR/S", lambda rates: rates.errors),
     _rate("waiting", "WAITING", lambda rates: rates.waiting),
     _total("total", "TOTAL", lambda line: sum(line.row.counts.calls.values())),
-    _total("failed", "FAILED", lambda line: sum(line.row.counts.errors.values())),
+    _total("failed", "FAILED", lambda line: line.row.counts.failed),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 _FIRST_TO_GO = ("failed", "total", "device", "waiting", "errors", "submits")

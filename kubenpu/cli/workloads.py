@@ -31,11 +31,15 @@ def name_of(owner: Owner) -> str:
     return "/".join(part for part in place_of(owner) if part)
 
 
+def show_seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.6f}"
+
+
 def counts_to_json(counts: CountsRow) -> dict[str, object]:
     return {
         "calls": dict(counts.calls),
-        "errors": sum(counts.errors.values()),
-        "wait_seconds": counts.wait_ns / 1e9,
+        "errors": counts.failed,
+        "wait_seconds": counts.wait_seconds,
         "since": counts.since,
     }
 

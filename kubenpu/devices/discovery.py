@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which accelerators this node has, read from sysfs: device nodes of /sys/class/drm and /sys/class/accel, joined by
-the device they hang under.
+"""Which accelerators this node has, read from sysfs: device nodes of /sys/class/drm and /sys/class/accel, and those
+that chardevs.py finds, joined by the device they hang under.
 
 Reads only links, `uevent`, `dev` and `numa_node`, which the kernel answers from memory: no device node is opened and
-no sleeping device is woken. Needs no privilege. Every file may vanish at any moment, because devices do.
+no sleeping device is woken. Needs no privilege. procfs is looked for beside sysfs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from kubenpu.devices.schema import SUBSYSTEMS
+from kubenpu.devices.chardevs import find_char_nodes
+from kubenpu.devices.schema import CHAR, SUBSYSTEMS
+from kubenpu.devices.sysfs import parse_uevent, printable, read_owner, read_text
 from kubenpu.devices.tables import match_table
 from kubenpu.model.device import Device, DriverTable, Node
 from kubenpu.model.errors import SourceError
@@ -25,9 +28,9 @@ _DEV_DIRECTORIES = {"drm": "dri", "accel": "accel"}
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ID = re.compile(r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}")
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
+_COMPANIONS = ("vfio/vfio", "dma_heap/*")
 _MAJORS = range(1 << 12)
 _MINORS = range(1 << 20)
-_MAX_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class Inventory:
 @dataclass(frozen=True, slots=True)
 class _FoundNode:
     subsystem: str
-    entry: Path
     node: Node
+    table: DriverTable | None = None
 
 
 def discover(sysfs_root: Path, tables: Iterable[DriverTable]) -> Inventory:
@@ -53,10 +56,12 @@ def discover(sysfs_root: Path, tables: Iterable[DriverTable]) -> Inventory:
     problems: list[str] = []
     nodes_by_owner: dict[Path, list[_FoundNode]] = {}
     for subsystem in SUBSYSTEMS:
-        for found in _read_class(sysfs_root / "class" / subsystem, subsystem, problems):
-            nodes_by_owner.setdefault(_read_owner(found.entry), []).append(found)
+        for entry, found in _read_class(sysfs_root / "class" / subsystem, subsystem, problems):
+            nodes_by_owner.setdefault(read_owner(entry), []).append(found)
+    for char in find_char_nodes(sysfs_root, sysfs_root.with_name("proc"), tables):
+        nodes_by_owner.setdefault(char.owner, []).append(_FoundNode(CHAR, char.node, char.table))
     devices = [_read_device(owner, nodes, tables, problems) for owner, nodes in nodes_by_owner.items()]
-    return Inventory(tuple(_with_own_addresses(devices)), tuple(problems))
+    return Inventory(tuple(_with_own_addresses(_without_lonely(devices))), tuple(problems))
 
 
 def is_node(subsystem: str, name: str) -> bool:
@@ -66,16 +71,10 @@ def is_node(subsystem: str, name: str) -> bool:
 
 def read_module_version(sysfs_root: Path, module: str) -> str | None:
     """What a loaded module says of its version; None when it is not loaded or has none."""
-    return _read_text(sysfs_root / "module" / module / "version").strip() or None
+    return read_text(sysfs_root / "module" / module / "version").strip() or None
 
 
-def parse_uevent(text: str) -> dict[str, str]:
-    """KEY=VALUE lines as the kernel writes them, without quoting; a value may hold `=`. Other lines are skipped."""
-    pairs = (line.partition("=") for line in text.split("\n"))
-    return {key: value for key, equals, value in pairs if key and equals}
-
-
-def _read_class(directory: Path, subsystem: str, problems: list[str]) -> Iterator[_FoundNode]:
+def _read_class(directory: Path, subsystem: str, problems: list[str]) -> Iterator[tuple[Path, _FoundNode]]:
     try:
         entries = sorted(directory.iterdir())
     except FileNotFoundError:
@@ -90,15 +89,15 @@ def _read_class(directory: Path, subsystem: str, problems: list[str]) -> Iterato
         if number is None:
             problems.append(f"{entry.name}: left out, uevent and dev give no device number; it may be going away")
             continue
-        yield _FoundNode(subsystem, entry, Node(f"{_DEV_DIRECTORIES[subsystem]}/{entry.name}", *number))
+        yield entry, _FoundNode(subsystem, Node(f"{_DEV_DIRECTORIES[subsystem]}/{entry.name}", *number))
 
 
 def _read_number(entry: Path) -> tuple[int, int] | None:
     """Major and minor of a node."""
-    uevent = parse_uevent(_read_text(entry / "uevent"))
+    uevent = parse_uevent(read_text(entry / "uevent"))
     pair = (uevent.get("MAJOR", ""), uevent.get("MINOR", ""))
     if not all(pair):
-        major, _, minor = _read_text(entry / "dev").strip().partition(":")
+        major, _, minor = read_text(entry / "dev").strip().partition(":")
         pair = (major, minor)
     numbers = [int(text) for text in pair if _NUMBER.fullmatch(text)]
     if len(numbers) != 2 or numbers[0] not in _MAJORS or numbers[1] not in _MINORS:
@@ -106,46 +105,37 @@ def _read_number(entry: Path) -> tuple[int, int] | None:
     return numbers[0], numbers[1]
 
 
-def _read_owner(entry: Path) -> Path:
-    """Real path of the device that a node belongs to; of the node itself when it has no parent device.
-
-    A virtio device is passed over for the PCI function or platform device that carries it: kernels differ in which
-    of the two the DRM device hangs under, and the transport is what has an address.
-    """
-    link = entry / "device"
-    if not os.path.lexists(link):
-        return Path(os.path.realpath(entry))
-    owner = Path(os.path.realpath(link))  # not Path.resolve, which raises RuntimeError for links in a circle
-    return owner.parent if _read_bus(owner) == "virtio" else owner
-
-
-def _read_bus(device: Path) -> str | None:
-    try:
-        return (device / "subsystem").readlink().name
-    except OSError:
-        return None
-
-
 def _read_device(
     owner: Path, found: Sequence[_FoundNode], tables: Sequence[DriverTable], problems: list[str]
 ) -> Device:
-    name = _printable(os.fsencode(owner.name))
-    uevent = parse_uevent(_read_text(owner / "uevent"))
-    if not uevent:
-        problems.append(f"{name}: its uevent is empty, so its driver is not known; it may be going away")
+    name = printable(os.fsencode(owner.name))
+    uevent = parse_uevent(read_text(owner / "uevent"))
     subsystem = found[0].subsystem
+    if not uevent and (subsystem != CHAR or owner.exists()):
+        problems.append(f"{name}: its uevent is empty, so its driver is not known; it may be going away")
     driver = uevent.get("DRIVER") or None
-    table = match_table(tables, subsystem, driver, name)
+    by_node = next((each.table for each in found if each.table is not None), None)
+    table = (match_table(tables, subsystem, driver, name) if subsystem != CHAR else None) or by_node
     return Device(
         address=_valid(uevent.get("PCI_SLOT_NAME"), _PCI_ADDRESS) or name,
         subsystem=subsystem,
         driver=driver,
         vendor=table.name if table else None,
         pci_id=_valid(uevent.get("PCI_ID"), _PCI_ID),
-        numa_node=_parse_numa_node(_read_text(owner / "numa_node").strip()),
+        numa_node=_parse_numa_node(read_text(owner / "numa_node").strip()),
         nodes=tuple(sorted((each.node for each in found), key=lambda node: (node.major, node.minor))),
-        sysfs_path=_printable(os.fsencode(owner)),
+        sysfs_path=printable(os.fsencode(owner)),
     )
+
+
+def _without_lonely(devices: list[Device]) -> list[Device]:
+    """Without what machines have that have no accelerator for it: the container of VFIO, which stays beside a device of
+    that driver, and heaps of shared buffers, which stay beside character devices of a system on chip."""
+    lonely = [each for each in devices if any(fnmatchcase(each.nodes[0].name, name) for name in _COMPANIONS)]
+    others = [each for each in devices if each not in lonely]
+    of_chip = [each for each in others if each.subsystem == CHAR and each.driver and each.pci_id is None]
+    vendors = {each.vendor for each in others} | {"dma_heap" for _ in of_chip}
+    return others + [each for each in lonely if each.vendor in vendors]
 
 
 def _with_own_addresses(devices: Iterable[Device]) -> list[Device]:
@@ -165,17 +155,3 @@ def _parse_numa_node(text: str) -> int | None:
 
 def _valid(text: str | None, pattern: re.Pattern[str]) -> str | None:
     return text if text is not None and pattern.fullmatch(text) else None
-
-
-def _read_text(path: Path) -> str:
-    """Text of an attribute; empty when it is gone, which is also what a device being removed may answer."""
-    try:
-        with path.open("rb") as file:
-            return _printable(file.read(_MAX_FILE_BYTES))
-    except OSError:
-        return ""
-
-
-def _printable(data: bytes) -> str:
-    """Text that every sink can encode: bytes that are not UTF-8 become `\\xff`."""
-    return data.decode("utf-8", "backslashreplace")

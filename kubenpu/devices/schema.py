@@ -16,7 +16,7 @@
 All from subsystem to release may stand in several [[interface]] sections instead, where a driver has several kinds of
 nodes. `cmd`, the whole command, is for drivers that reuse a number or build none; a comment says why.
 
-No kernel program reads arguments or watches char nodes yet: a call with [argument] counts as its own kind until then.
+No kernel program reads arguments yet: a call with [argument] counts as its own kind until then.
 
 Pure: reads no file. Strict, because a mistyped table counts the wrong thing without anyone noticing: unknown keys,
 numbers that the driver can never receive and one number with two kinds are refused; the error names file and key.

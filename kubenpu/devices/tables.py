@@ -20,6 +20,7 @@ from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_ver
 from kubenpu.model.device import DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import Kind
+from kubenpu.model.sample import CommandTable
 
 _SHIPPED_DIR = Path(__file__).parent / "drivers"  # importlib.resources would be 0.6 MiB
 OPERATOR_DIR = Path("/etc/kubenpu/drivers.d")
@@ -114,6 +115,23 @@ def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
         if rule.nr in DRIVER_NRS:
             kinds[rule.nr] = rule.kind
     return bytes(kinds)
+
+
+def command_tables(calls: Iterable[IoctlRule]) -> tuple[CommandTable, ...]:
+    """The same for other devices, whose calls have several type bytes: a table for each, before them one for each group
+    of whole commands that agree in all but the number."""
+    by_type: dict[int, bytearray] = {}
+    whole: dict[int, bytearray] = {}
+    calls = tuple(calls)
+    for rule in calls:
+        if rule.cmd is None:
+            by_type.setdefault(rule.type, bytearray([Kind.OTHER]) * 256)[rule.nr] = rule.kind
+    for rule in calls:
+        if rule.cmd is not None:
+            otherwise = by_type.get(rule.type, bytearray([Kind.OTHER]) * 256)
+            whole.setdefault(rule.cmd >> 8, bytearray(otherwise))[rule.nr] = rule.kind
+    groups = ((0xFFFFFF, whole), (0xFF, by_type))
+    return tuple(CommandTable(mask, value, bytes(kinds)) for mask, group in groups for value, kinds in group.items())
 
 
 def _read_shipped_tables(whole: bool) -> Iterator[DriverTable]:

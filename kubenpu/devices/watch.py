@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 from kubenpu.devices.discovery import is_node
@@ -25,15 +26,19 @@ _MAX_FAILURES = 16
 
 
 class DeviceWatch:
-    """For asyncio: add_reader(watch.fileno(), ...), and there drain(). Remove the reader before close()."""
+    """For asyncio: add_reader(watch.fileno(), ...), and there drain(). Remove the reader before close().
 
-    def __init__(self) -> None:
+    `subsystems`: what to follow besides drm and accel; see chardevs.event_subsystems().
+    """
+
+    def __init__(self, subsystems: Iterable[str] = ()) -> None:
+        self._more = frozenset(subsystems)
         # pyudev has no types; ctypes finds libudev only when a Context is made. Both are optional at run time.
         try:
             pyudev = importlib.import_module("pyudev")
             context = pyudev.Context()
             self._monitor: Any = pyudev.Monitor.from_netlink(context, source="kernel")
-            for subsystem in SUBSYSTEMS:
+            for subsystem in (*SUBSYSTEMS, *sorted(self._more - {*SUBSYSTEMS})):
                 self._monitor.filter_by(subsystem)
             self._monitor.start()
             self._socket = socket.socket(fileno=os.dup(self._monitor.fileno()))
@@ -64,14 +69,14 @@ class DeviceWatch:
                 continue
             if event is None:
                 break
-            changed = changed or _is_relevant(event)
+            changed = changed or self._is_relevant(event)
         return changed
+
+    def _is_relevant(self, event: Any) -> bool:
+        more = event.subsystem in self._more
+        return event.action in _ACTIONS and (more or is_node(event.subsystem, event.sys_name))
 
     def close(self) -> None:
         """Give the socket back. Harmless when called twice."""
         self._socket.close()
         self._monitor = None  # libudev closes its descriptor with the last reference
-
-
-def _is_relevant(event: Any) -> bool:
-    return event.action in _ACTIONS and is_node(event.subsystem, event.sys_name)

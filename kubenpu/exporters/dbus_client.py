@@ -53,12 +53,21 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class CountsRow:
-    """By label of the kind; a kind that cannot be seen is missing. `since`: Unix time."""
+    """By label of the kind; a kind that cannot be seen is missing. `since`: Unix time. None: the ends are not seen."""
 
     calls: Mapping[str, int]
-    errors: Mapping[str, int]
-    wait_ns: int
+    errors: Mapping[str, int] | None
+    wait_ns: int | None
     since: int
+
+    @property
+    def failed(self) -> int | None:
+        """Errors of all kinds."""
+        return None if self.errors is None else sum(self.errors.values())
+
+    @property
+    def wait_seconds(self) -> float | None:
+        return None if self.wait_ns is None else self.wait_ns / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ def parse_counter(row: Mapping[str, Any]) -> CounterRow:
 
 
 def _counts(row: Mapping[str, Any]) -> CountsRow:
-    return CountsRow(row["Calls"], row["Errors"], row["WaitNs"], row["Since"])
+    return CountsRow(row["Calls"], row.get("Errors"), row.get("WaitNs"), row["Since"])
 
 
 def _owner_of(row: Mapping[str, Any]) -> Owner:

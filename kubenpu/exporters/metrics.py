@@ -14,7 +14,7 @@ from kubenpu.model.device import Visibility
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import ZERO, Counts
-from kubenpu.model.view import Usage, View
+from kubenpu.model.view import Usage, View, sees_outcome
 
 VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
 # A code and no share: how much of it partly is, nobody knows.
@@ -64,6 +64,7 @@ class Row:
     device: str
     vendor: str | None
     counts: Counts
+    hooks: tuple[str, ...]
 
     @property
     def device_labels(self) -> tuple[str, ...]:
@@ -76,28 +77,28 @@ Rows = Callable[[Scrape], Iterable[Row]]
 def _pods(scrape: Scrape) -> Iterator[Row]:
     for usage in _usage(scrape, OwnerKind.POD):
         labels = (usage.owner.pod, usage.owner.namespace, usage.owner.container)
-        yield Row(labels, usage.device, usage.vendor, usage.counts)
+        yield Row(labels, usage.device, usage.vendor, usage.counts, usage.hooks)
 
 
 def _hosts(scrape: Scrape) -> Iterator[Row]:
     for usage in _usage(scrape, OwnerKind.HOST):
-        yield Row((usage.owner.unit,), usage.device, usage.vendor, usage.counts)
+        yield Row((usage.owner.unit,), usage.device, usage.vendor, usage.counts, usage.hooks)
 
 
 def _devices(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
-        yield Row((), device.device, device.vendor, device.counts)
+        yield Row((), device.device, device.vendor, device.counts, device.hooks)
 
 
 def _departed(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
-        yield Row((), device.device, device.vendor, device.departed)
+        yield Row((), device.device, device.vendor, device.departed, device.hooks)
 
 
 def _unattributed(scrape: Scrape) -> Iterator[Row]:
     for device in scrape.view.device_usage:
         counts = (u.counts for u in _usage(scrape, OwnerKind.UNKNOWN) if u.device == device.device)
-        yield Row((), device.device, device.vendor, sum(counts, ZERO))
+        yield Row((), device.device, device.vendor, sum(counts, ZERO), device.hooks)
 
 
 def _usage(scrape: Scrape, kind: OwnerKind) -> Iterator[Usage]:
@@ -109,20 +110,27 @@ def _calls(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
 
 
 def _errors(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
-    return lambda scrape: _per_kind(scrape, rows, lambda counts: counts.errors)
+    return lambda scrape: _per_kind(scrape, _with_outcome(rows), lambda counts: counts.errors)
 
 
 def _waits(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
     return lambda scrape: (
-        Point(row.device_labels, row.counts.wait_ns / 1e9) for row in (rows(scrape) if scrape.counting else ())
+        Point(row.device_labels, row.counts.wait_ns / 1e9)
+        for row in _with_outcome(rows)(scrape)
+        if scrape.view.counts(row.hooks)
     )
+
+
+def _with_outcome(rows: Rows) -> Rows:
+    """Without devices whose calls are seen before the driver has them: how they end is not known."""
+    return lambda scrape: (row for row in rows(scrape) if sees_outcome(row.hooks))
 
 
 def _per_kind(scrape: Scrape, rows: Rows, read: Callable[[Counts], tuple[int, ...]]) -> Iterator[Point]:
     """All kinds, zeros too, so that the first call of a kind is an increase; not a submit nobody could have seen."""
-    if not scrape.counting:
-        return
     for row in rows(scrape):
+        if not scrape.view.counts(row.hooks):
+            continue
         submits_show = row.vendor in scrape.submit_vendors
         for kind, label, value in zip(KINDS, KIND_LABELS, read(row.counts), strict=True):
             if value or submits_show or kind is not Kind.SUBMIT:
@@ -148,7 +156,7 @@ def _drops(scrape: Scrape) -> Iterator[Point]:
 
 
 def _hook_up(scrape: Scrape) -> Iterator[Point]:
-    return (Point((hook.hook, hook.mechanism), hook.mechanism != "off") for hook in scrape.view.hooks)
+    return (Point((hook.hook, hook.mechanism), hook.mechanism != "off") for hook in scrape.view.hooks if hook.needed)
 
 
 def _source_up(scrape: Scrape) -> Iterator[Point]:
@@ -160,7 +168,7 @@ def _source_duration(scrape: Scrape) -> Iterator[Point]:
 
 
 def _imbalance(scrape: Scrape) -> Iterator[Point]:
-    devices = scrape.view.device_usage if scrape.counting else ()
+    devices = (device for device in scrape.view.device_usage if scrape.view.counts(device.hooks))
     return (Point((device.device,), device.imbalance) for device in devices)
 
 

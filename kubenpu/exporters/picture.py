@@ -17,7 +17,7 @@ from kubenpu.api.fields import FILTER_FIELDS, ShownCounts, ShownDevice, ShownUsa
 from kubenpu.exporters.prometheus import submit_vendors
 from kubenpu.model.device import Visibility
 from kubenpu.model.identity import Owner
-from kubenpu.model.view import Usage, View
+from kubenpu.model.view import DeviceUsage, Usage, View, sees_outcome
 
 FRESH_S = 1.0
 FILTERS = {each.name: each for each in FILTER_FIELDS}
@@ -45,24 +45,24 @@ class Picture:
     submit_vendors: frozenset[str]
     at: float = field(default_factory=time.time)
 
-    @property
-    def counting(self) -> bool:
-        return any(hook.mechanism != "off" for hook in self.view.hooks)
-
     def devices(self) -> Iterator[ShownDevice]:
         counts = {}
-        for each in self.view.device_usage if self.counting else ():
-            counts[each.device] = ShownCounts(each.counts, each.since, each.vendor in self.submit_vendors)
+        for each in self.view.device_usage:
+            if self.view.counts(each.hooks):
+                counts[each.device] = self._counts(each)
         for device in self.view.devices:
             yield ShownDevice(device, counts.get(device.address))
 
     def select(self, wanted: Filter) -> Sequence[Usage]:
         """In the View's order, which is stable."""
-        usage: Sequence[Usage] = self.view.usage if self.counting else ()
-        return [u for u in usage if _fits(u, wanted)] if wanted else usage
+        return [u for u in self.view.usage if self.view.counts(u.hooks) and _fits(u, wanted)]
 
     def show(self, usage: Usage) -> ShownUsage:
-        return ShownUsage(usage, ShownCounts(usage.counts, usage.since, usage.vendor in self.submit_vendors))
+        return ShownUsage(usage, self._counts(usage))
+
+    def _counts(self, usage: Usage | DeviceUsage) -> ShownCounts:
+        submits = usage.vendor in self.submit_vendors
+        return ShownCounts(usage.counts, usage.since, submits, sees_outcome(usage.hooks))
 
 
 def _fits(usage: Usage, wanted: Filter) -> bool:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading, attaching, replacing and removing a hook: fentry, else kprobe.multi, else kprobe, else off with the reason.
+"""Loading, attaching, replacing and removing a hook: by the first mechanism of its ladder that works, else off with all
+reasons.
 
 Runs in kubenpu-probe with its privileges and leaves everything in pins. What is attached are the small *_hook
 programs; the counting code sits behind them in a program array. A newer object takes over by replacing that array's
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.hooks import OFF, SHARED_MAPS, UPROBE, Hook, Mechanism
 from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.selftest import self_test
@@ -23,63 +25,41 @@ from kubenpu.kernel.support import KernelFacts, mechanism_refusal
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
 
-HOOK = "drm_ioctl"
-OFF = "off"
-SIDES = ("enter", "exit")
 INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32
-_BODIES = ("enter_body", "exit_body")
-COUNTERS = ("rules", "cells", "totals", "losses", "cgroups", "announce", "in_flight", "alloc", "slots", "journal")
-
-
-@dataclass(frozen=True, slots=True)
-class Mechanism:
-    """How a hook is attached: the program stems of its two sides, in the order in which they must be attached."""
-
-    name: str
-    stems: tuple[tuple[str, str], ...]
-
-    def program(self, side: str, part: str) -> str:
-        return f"{dict(self.stems)[side]}_{part}"
-
-
-MECHANISMS = {
-    m.name: m
-    for m in (
-        Mechanism("fentry", (("enter", "fentry"), ("exit", "fexit"))),
-        Mechanism("kprobe.multi", (("exit", "kretprobe"), ("enter", "kprobe"))),
-        Mechanism("kprobe", (("exit", "kretprobe"), ("enter", "kprobe"))),
-        Mechanism("uprobe", (("exit", "uretprobe"), ("enter", "uprobe"))),
-    )
-}
 OLDEST_KERNEL = (6, 1)
-LADDER = ("fentry", "kprobe.multi", "kprobe")
+_TRACE_FENTRY = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to hook. `binary` and `function` only for a uprobe (simulated node, tests)."""
+    """What a uprobe is for (simulated node, tests)."""
 
-    function: str = "drm_ioctl"
-    binary: Path | None = None
+    function: str
+    binary: Path
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order."""
+    """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order; a `target` only
+    with a uprobe."""
 
+    hook: Hook
     object_path: Path
     pins: Pins
     slots: int
     mechanisms: tuple[str, ...]
-    target: Target
     since_ns: int
+    target: Target | None = None
+
+    def pin_of(self, name: str) -> Path:
+        """Where a map of the hook's object is pinned; the bodies are the hook's own."""
+        return self.pins.body(self.hook.name, name) if name.endswith("_body") else self.pins.map(name)
 
 
-def object_path() -> Path:
+def object_path(hook: Hook) -> Path:
     """The compiled object: of the source tree this program runs from, else the installed one."""
-    machine = os.uname().machine
-    name = Path(machine, "drm_ioctl.bpf.o")
+    name = Path(os.uname().machine, f"{hook.name}.bpf.o")
     built = Path(__file__).parents[2] / "build" / "bpf" / name
     return built if built.exists() else INSTALLED_OBJECTS / name
 
@@ -100,24 +80,33 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
     An attached hook keeps its mechanism and its totals and only gets the new code. Raises KernelError when the object
     or the pinned maps cannot be used at all.
     """
+    hook = request.hook
     request.pins.make()
-    attached = _attached(request.pins)
+    attached = _attached(request)
     if attached is not None:
-        _load_once(request, facts, messages, MECHANISMS[attached], attach=False)
-        return HookStatus(HOOK, attached, "replaced the program behind the attached hook", request.since_ns)
+        _load_once(request, facts, messages, attached, attach=False)
+        return HookStatus(hook.name, attached.name, "replaced the program behind the attached hook", request.since_ns)
     reasons: list[str] = []
     for name in request.mechanisms:
-        refusal = mechanism_refusal(facts, name) if facts.drm or name == "uprobe" else "drm is not loaded"
+        absent = hook.module is not None and not facts.drm and name != UPROBE
+        refusal = f"{hook.module} is not loaded" if absent else mechanism_refusal(facts, name, hook.module is not None)
         if refusal is None:
             try:
-                _load_once(request, facts, messages, MECHANISMS[name], attach=True)
+                _load_once(request, facts, messages, hook.mechanism(name), attach=True)
             except KernelError as e:
                 refusal = explain(e)
             else:
-                return HookStatus(HOOK, name, "; ".join(reasons), request.since_ns)
+                return HookStatus(hook.name, name, "; ".join(reasons), request.since_ns)
         reasons.append(f"{name}: {refusal}")
-        if not facts.drm and name != "uprobe":
-            reasons = ["drm is not loaded"]
+        if absent:
+            reasons = [refusal]
+    make_maps(request, facts, messages)
+    return HookStatus(hook.name, OFF, "; ".join(reasons), request.since_ns)
+
+
+def make_maps(request: LoadRequest, facts: KernelFacts, messages: Messages) -> None:
+    """Pins the maps without attaching anything, so that rules can be written before the first call is seen."""
+    request.pins.make()
     try:
         _load_once(request, facts, messages, None, attach=False)
     except KernelError as e:
@@ -125,13 +114,6 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
             oldest = ".".join(map(str, OLDEST_KERNEL))
             raise KernelError(e.cause, f"Kernel {facts.release} is too old: use {oldest} or later") from e
         raise
-    return HookStatus(HOOK, OFF, "; ".join(reasons), request.since_ns)
-
-
-def make_maps(request: LoadRequest, facts: KernelFacts, messages: Messages) -> None:
-    """Pins the maps without attaching anything, so that rules can be written before the first call is seen."""
-    request.pins.make()
-    _load_once(request, facts, messages, None, attach=False)
 
 
 def unload(pins: Pins) -> list[str]:
@@ -139,11 +121,15 @@ def unload(pins: Pins) -> list[str]:
     return pins.remove()
 
 
-def detach(pins: Pins) -> None:
+def detach(pins: Pins, hook: Hook) -> None:
     """Takes the hook off, keeps the maps and their totals. Raises KernelError when the pins cannot be removed."""
-    sides = [path for side in SIDES for path in (pins.link(HOOK, side), pins.program(HOOK, side))]
+    sides = [
+        path
+        for side in hook.sides
+        for path in (pins.link(hook.name, side), pins.program(hook.name, side), pins.body(hook.name, f"{side}_body"))
+    ]
     try:
-        for path in (*sides, *map(pins.map, _BODIES), *(_mark(pins, name) for name in MECHANISMS)):
+        for path in (*sides, *(_mark(pins, hook, mechanism.name) for mechanism in hook.mechanisms)):
             path.unlink(missing_ok=True)
     except OSError as e:
         raise KernelError(
@@ -156,25 +142,38 @@ def drop_incomplete(pins: Pins) -> list[str]:
 
     Returns the missing ones; nothing when the set is complete, or not there at all.
     """
-    missing = [name for name in COUNTERS if not pins.map(name).exists()]
+    missing = [name for name in SHARED_MAPS if not pins.map(name).exists()]
     if not missing or not pins.root.is_dir() or not any(pins.root.iterdir()):
         return []
     pins.remove()
     return missing
 
 
-def _attached(pins: Pins) -> str | None:
+def _attached(request: LoadRequest) -> Mechanism | None:
     """The mechanism whose links are pinned. A half-attached hook (killed meanwhile) is taken off first."""
-    names = [n for n in MECHANISMS if _mark(pins, n).exists()]
-    if names and all(pins.link(HOOK, side).exists() for side in SIDES):
-        return names[0]
-    detach(pins)
+    hook, pins = request.hook, request.pins
+    found = [m for m in hook.mechanisms if _mark(pins, hook, m.name).exists()]
+    if found:
+        links = [pins.link(hook.name, side) for side in _sides(hook, found[0])]
+        if all(path.exists() for path in (*links, *map(pins.map, hook.maps))):
+            return found[0]
+    detach(pins, hook)
     return None
 
 
-def _mark(pins: Pins, mechanism: str) -> Path:
+def _sides(hook: Hook, mechanism: Mechanism) -> tuple[str, ...]:
+    """Those that this kernel has, in the order in which they are attached."""
+    return tuple(s for s in mechanism.sides if s not in hook.optional or has_function(hook.function(s)))
+
+
+def has_function(name: str) -> bool:
+    """Whether the kernel itself has a function of this name, by its BTF."""
+    return bool(bpf.library().libbpf_find_vmlinux_btf_id(name.encode(), _TRACE_FENTRY) > 0)
+
+
+def _mark(pins: Pins, hook: Hook, mechanism: str) -> Path:
     """A pin whose name says how the links are attached; it is a second pin of the enter hook's program."""
-    return pins.root / f"{HOOK}_by_{mechanism.replace('.', '_')}"
+    return pins.root / f"{hook.name}_by_{mechanism.replace('.', '_')}"
 
 
 def _load_once(
@@ -182,29 +181,30 @@ def _load_once(
 ) -> None:
     """One attempt: open, check, load, test, install the bodies, attach. Leaves no new links behind when it fails."""
     with Object(request.object_path, messages) as opened:
-        differing = layout.differences(opened.structs(layout.STRUCTS))
+        differing = layout.differences(opened.structs(layout.STRUCTS[request.hook.name]), request.hook.name)
         if differing:
             raise KernelError(
                 "the BPF object does not fit this program:\n  " + "\n  ".join(differing),
                 "Install object and program from the same package",
             )
         parts = () if mechanism is None else (("body", "hook") if attach else ("body",))
-        programs = {mechanism.program(s, p) for s in SIDES for p in parts} if mechanism else set()
+        sides = _sides(request.hook, mechanism) if mechanism else ()
+        programs = {mechanism.program(s, p) for s in sides for p in parts} if mechanism else set()
         _prepare(opened, request, facts, programs | {"run_body"}, keep_bodies=not attach and mechanism is not None)
         if mechanism is not None and mechanism.name == "kprobe.multi":
             for name in programs:
                 opened.expect_kprobe_multi(name)
         opened.load()
-        _pin_maps(opened, request.pins, with_bodies=False)
-        self_test(opened)
+        _pin_maps(opened, request, with_bodies=False)
+        self_test(opened, request.hook)
         if mechanism is None:
             return
-        for side in SIDES:
+        for side in sides:
             body = opened.program_fd(mechanism.program(side, "body"))
             with bpf.Map(os.dup(opened.map_fd(f"{side}_body"))) as array:
                 array.update(struct.pack("=I", 0), struct.pack("=I", body))
         if attach:
-            _attach(opened, request, mechanism)
+            _attach(opened, request, mechanism, sides)
 
 
 def has_cgroup_storage() -> bool:
@@ -219,8 +219,8 @@ def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs:
     opened.leave_out("cgroup_cells_by_id" if storage else "cgroup_cells")
     slots = request.slots
     for name in opened.maps():
-        path = request.pins.map(name)
-        if name in _BODIES and not keep_bodies:
+        path = request.pin_of(name)
+        if name.endswith("_body") and not keep_bodies:
             continue
         if path.exists():
             with bpf.Map.pinned(path) as existing:
@@ -252,45 +252,46 @@ def _check_shape(name: str, declared: tuple[int, int, int], pinned: bpf.MapShape
         )
 
 
-def _pin_maps(opened: Object, pins: Pins, with_bodies: bool) -> None:
+def _pin_maps(opened: Object, request: LoadRequest, with_bodies: bool) -> None:
     for name in opened.maps():
-        if (name in _BODIES) == with_bodies and not pins.map(name).exists():
-            bpf.pin(opened.map_fd(name), pins.map(name))
+        path = request.pin_of(name)
+        if name.endswith("_body") == with_bodies and not path.exists():
+            bpf.pin(opened.map_fd(name), path)
 
 
-def _attach(opened: Object, request: LoadRequest, mechanism: Mechanism) -> None:
-    """Attaches both sides, then pins; when anything fails everything of this attempt is taken off again."""
+def _attach(opened: Object, request: LoadRequest, mechanism: Mechanism, sides: tuple[str, ...]) -> None:
+    """Attaches all sides, then pins; when anything fails everything of this attempt is taken off again."""
     links: dict[str, Link] = {}
     attach_side = _attacher(opened, request, mechanism)
-    pins = request.pins
+    pins, hook = request.pins, request.hook
     try:
-        for side, _ in mechanism.stems:
-            links[side] = attach_side(mechanism.program(side, "hook"), side == "exit")
-        _pin_maps(opened, pins, with_bodies=True)
-        for side in SIDES:
-            bpf.pin(opened.program_fd(mechanism.program(side, "hook")), pins.program(HOOK, side))
-        bpf.pin(opened.program_fd(mechanism.program("enter", "hook")), _mark(pins, mechanism.name))
+        for side in sides:
+            links[side] = attach_side(mechanism.program(side, "hook"), side)
+        _pin_maps(opened, request, with_bodies=True)
+        for side in sides:
+            bpf.pin(opened.program_fd(mechanism.program(side, "hook")), pins.program(hook.name, side))
+        bpf.pin(opened.program_fd(mechanism.program("enter", "hook")), _mark(pins, hook, mechanism.name))
         for side, link in links.items():
-            link.pin(pins.link(HOOK, side))
+            link.pin(pins.link(hook.name, side))
     except KernelError:
-        detach(pins)
+        detach(pins, hook)
         raise
     finally:
         for link in links.values():
             link.close()
 
 
-def _attacher(opened: Object, request: LoadRequest, mechanism: Mechanism) -> Callable[[str, bool], Link]:
-    function, binary = request.target.function, request.target.binary
-    if mechanism.name == "fentry":
-        return lambda name, at_return: opened.attach(name)
+def _attacher(opened: Object, request: LoadRequest, mechanism: Mechanism) -> Callable[[str, str], Link]:
+    hook, target = request.hook, request.target
+    if mechanism.name in ("lsm", "fentry"):
+        return lambda name, side: opened.attach(name)
     if mechanism.name == "kprobe.multi":
-        return lambda name, at_return: opened.attach_kprobe_multi(name, function, at_return)
+        return lambda name, side: opened.attach_kprobe_multi(name, hook.function(side), side == "exit")
     if mechanism.name == "kprobe":
-        return lambda name, at_return: opened.attach_kprobe(name, function, at_return)
-    if binary is None:
+        return lambda name, side: opened.attach_kprobe(name, hook.function(side), side == "exit")
+    if target is None:
         raise KernelError("a uprobe needs the binary that holds the function")
-    return lambda name, at_return: opened.attach_uprobe(name, binary, function, at_return)
+    return lambda name, side: opened.attach_uprobe(name, target.binary, target.function, side == "exit")
 
 
 def boot_ns() -> int:

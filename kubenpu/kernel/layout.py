@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of bpf/drm_ioctl.h as ctypes, and their comparison with the BTF of the compiled object.
+"""The structs of bpf/drm_ioctl.h and bpf/file_ioctl.h as ctypes, and their comparison with the BTF of an object.
 
 Names, offsets and sizes must agree to the byte; a difference is refused before any map is created or read.
 """
@@ -15,6 +15,7 @@ DEVICE_SLOTS = 128
 SELFTEST_SLOT = DEVICE_SLOTS - 1
 DRM_MAJOR, DRM_MINORS = 226, 1024
 ACCEL_MAJOR, ACCEL_MINORS = 261, 256
+MAJORS, BLOCKS, BLOCK_MINORS, TABLES, CHAIN = 4096, 32, 1024, 256, 16
 DEVICE_LOSSES = ("slots_full", "no_storage")
 NODE_LOSSES = ("device_unknown", "wait_untimed", "exit_missed", "identity", "no_body")
 
@@ -82,7 +83,7 @@ class Alloc(ctypes.Structure):
 class Slot(ctypes.Structure):
     """knpu_slot"""
 
-    _fields_ = (("since_ns", U64), ("address", U8 * 120))
+    _fields_ = (("since_ns", U64), ("hooks", U32), ("pad", U32), ("address", U8 * 112))
 
 
 class Journal(ctypes.Structure):
@@ -91,7 +92,25 @@ class Journal(ctypes.Structure):
     _fields_ = (("valid", U64), ("source_owner", U64), ("source", U32), ("target", U32), ("result", Cell))
 
 
-STRUCTS: Mapping[str, type[ctypes.Structure]] = {
+class Major(ctypes.Structure):
+    """knpu_major"""
+
+    _fields_ = (("block1", U32), ("whole", U32))
+
+
+class Node(ctypes.Structure):
+    """knpu_node"""
+
+    _fields_ = (("slot1", U32), ("table1", U32))
+
+
+class Table(ctypes.Structure):
+    """knpu_table"""
+
+    _fields_ = (("mask", U32), ("value", U32), ("next1", U32), ("pad", U32), ("kind", U8 * 256))
+
+
+_SHARED: dict[str, type[ctypes.Structure]] = {
     "knpu_rule": Rule,
     "knpu_cell": Cell,
     "knpu_totals": Totals,
@@ -101,6 +120,11 @@ STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "knpu_slot": Slot,
     "knpu_journal": Journal,
 }
+# By hook: what its object holds.
+STRUCTS: Mapping[str, Mapping[str, type[ctypes.Structure]]] = {
+    "drm_ioctl": _SHARED,
+    "file_ioctl": {**_SHARED, "knpu_major": Major, "knpu_node": Node, "knpu_table": Table},
+}
 
 
 def members_of(struct: type[ctypes.Structure]) -> dict[str, int]:
@@ -108,10 +132,10 @@ def members_of(struct: type[ctypes.Structure]) -> dict[str, int]:
     return {str(field[0]): int(getattr(struct, field[0]).offset) for field in struct._fields_}
 
 
-def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None]) -> list[str]:
+def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None], hook: str) -> list[str]:
     """Compares {struct: (size, {member: offset})} read from BTF with STRUCTS; returns one line per difference."""
     lines = []
-    for name, struct in STRUCTS.items():
+    for name, struct in STRUCTS[hook].items():
         btf = found.get(name)
         if btf is None:
             lines.append(f"{name}: not in the object's BTF")

@@ -42,6 +42,9 @@ class Pins:
     def program(self, hook: str, side: str) -> Path:
         return self.root / f"{hook}_{side}_prog"
 
+    def body(self, hook: str, name: str) -> Path:
+        return self.root / f"{hook}_{name}"
+
     def make(self) -> None:
         """Creates the directories. Raises KernelError when the place is no writable bpffs."""
         try:

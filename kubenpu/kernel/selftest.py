@@ -13,21 +13,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, Hook
 from kubenpu.kernel.libbpf import Object, run_raw_tracepoint
 from kubenpu.kernel.memory import CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
 from kubenpu.model.errors import KernelError
 
-_RDEV = layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1
-_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
 _KIND = layout.KINDS - 1
+_COMMAND = ord("d") << 8
+_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
+# A device number for each hook that no real device can have.
+_RDEV = {
+    DRM_IOCTL.name: layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1,
+    FILE_IOCTL.name: (layout.MAJORS - 1) << 20 | layout.BLOCK_MINORS - 1,
+}
 
 
-def self_test(opened: Object) -> None:
+def self_test(opened: Object, hook: Hook) -> None:
     """Raises KernelError when total and cell do not both move by one. A full table is no fault: the loss must move."""
-    with _rule(opened):
+    with _rule(opened) if hook is DRM_IOCTL else _node(opened):
         before, _ = _total(opened)
         _take_back(opened)
-        run_raw_tracepoint(opened.program_fd("run_body"), (_RDEV, ord("d") << 8, 0))
+        run_raw_tracepoint(opened.program_fd("run_body"), (_RDEV[hook.name], _COMMAND, 0))
         after, lost = _total(opened)
         in_cells = _take_back(opened)
     if after - before != 1 or in_cells + lost < 1 or in_cells > 1:
@@ -55,6 +61,22 @@ def _rule(opened: Object) -> Iterator[None]:
             yield
         finally:
             write_rule(rules, _RULE, None)
+
+
+@contextmanager
+def _node(opened: Object) -> Iterator[None]:
+    """The same for a character device: the last minor of the last block, which user space leaves alone."""
+    with (
+        _memory(opened, "nodes") as nodes,
+        nodes.cast("Q") as node,
+        _memory(opened, "majors") as majors,
+        majors.cast("Q") as major,
+    ):
+        node[-1], major[-1] = layout.SELFTEST_SLOT + 1, layout.BLOCKS
+        try:
+            yield
+        finally:
+            major[-1], node[-1] = 0, 0
 
 
 def _total(opened: Object) -> tuple[int, int]:

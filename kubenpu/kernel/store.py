@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
-from kubenpu.kernel.attach import HOOK, SIDES
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook
 from kubenpu.kernel.memory import CELL_BYTES, CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
+from kubenpu.kernel.nodes import NodeRules
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import (
@@ -29,10 +30,11 @@ from kubenpu.model.sample import (
     DeviceRule,
     DeviceTotals,
     KernelSample,
+    NodeRule,
 )
 
 _COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI")  # from `calls` on: calls errors wait_ns first_ns slot1
-_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses")
+_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses", "majors", "nodes", "tables")
 PROGRAM_SKIPPED = "program_skipped"
 LOSS_REASONS = (*layout.DEVICE_LOSSES, *layout.NODE_LOSSES, PROGRAM_SKIPPED)
 _SHAPES = {
@@ -44,6 +46,9 @@ _SHAPES = {
     "alloc": layout.Alloc,
     "slots": layout.Slot,
     "journal": layout.Journal,
+    "majors": layout.Major,
+    "nodes": layout.Node,
+    "tables": layout.Table,
 }
 
 
@@ -70,9 +75,11 @@ class CounterStore:
             self._close_maps()
             raise
         self._cpus = bpf.possible_cpus()
-        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses = (
-            memoryview(self._maps[name].memory()) for name in _MAPPED
+        views = {name: memoryview(self._maps[name].memory()) for name in _MAPPED}
+        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses, *_ = (
+            views.values()
         )
+        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"])
         self._words = self._cells.cast("Q")
         self._known: dict[int, CgroupRecord] = {}
         self.bell = bpf.Bell(self._maps["announce"])
@@ -95,6 +102,7 @@ class CounterStore:
     def close(self) -> None:
         self.bell.close()
         self._words.release()
+        self._node_rules.close()
         for view in (self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses):
             view.release()
         self._close_maps()
@@ -110,6 +118,18 @@ class CounterStore:
             if address:
                 found[slot] = address
         return found
+
+    def slot_hooks(self) -> dict[int, tuple[str, ...]]:
+        """Device slot -> the hooks that have counted for it since boot."""
+        found = {}
+        for slot in self.slots():
+            (bits,) = struct.unpack_from("=I", self._slots, _hooks_offset(slot))
+            found[slot] = tuple(hook.name for bit, hook in enumerate(HOOKS) if bits >> bit & 1)
+        return found
+
+    def _mark_slot(self, slot: int, hook: Hook) -> None:
+        (bits,) = struct.unpack_from("=I", self._slots, _hooks_offset(slot))
+        struct.pack_into("=I", self._slots, _hooks_offset(slot), bits | 1 << HOOKS.index(hook))
 
     def assign_slot(self, address: str) -> int | None:
         """The slot of a device, given out at its first appearance; None when all are taken. Hold the slots lock."""
@@ -136,9 +156,17 @@ class CounterStore:
                 refused.append(rule)
                 continue
             wanted[index] = struct.pack("=II", rule.slot + 1, 0) + rule.kinds
+            self._mark_slot(rule.slot, DRM_IOCTL)
         for index in range(layout.DRM_MINORS + layout.ACCEL_MINORS - 1):
             write_rule(self._rules, index, wanted.get(index))
         return refused
+
+    def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
+        """The same for character devices outside drm and accel."""
+        rules = tuple(rules)
+        for rule in rules:
+            self._mark_slot(rule.slot, FILE_IOCTL)
+        return self._node_rules.write(rules)
 
     # ---- reading ----
 
@@ -186,16 +214,20 @@ class CounterStore:
         sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses), 0, self._cpus)
         losses = dict(zip(layout.NODE_LOSSES, sums, strict=False))
         losses[PROGRAM_SKIPPED] = 0
-        for side in SIDES:
-            try:
-                fd = bpf.open_pin(self._pins.program(HOOK, side))
-            except FileNotFoundError:
-                continue
-            try:
-                losses[PROGRAM_SKIPPED] += bpf.program_misses(fd)
-            finally:
-                os.close(fd)
+        for hook in HOOKS:
+            for side in hook.sides:
+                losses[PROGRAM_SKIPPED] += self._skipped(hook, side)
         return losses
+
+    def _skipped(self, hook: Hook, side: str) -> int:
+        try:
+            fd = bpf.open_pin(self._pins.program(hook.name, side))
+        except FileNotFoundError:
+            return 0
+        try:
+            return bpf.program_misses(fd)
+        finally:
+            os.close(fd)
 
     def _read_cgroups(self, wanted: set[int]) -> dict[int, CgroupRecord]:
         self._known = {i: r for i, r in self._known.items() if i in wanted}
@@ -216,9 +248,10 @@ class CounterStore:
         path = bytes(entry.path)[: entry.path_len].decode(errors="surrogateescape")
         return CgroupRecord(cgroup_id, path or "/", bool(entry.truncated), entry.first_ns)
 
-    def hook_attached(self) -> bool:
-        """Whether both sides of the hook are pinned."""
-        return all(self._pins.link(HOOK, side).exists() for side in SIDES)
+    def hook_attached(self, name: str) -> bool:
+        """Whether all sides of this hook that every kernel has are pinned."""
+        hook = next(h for h in HOOKS if h.name == name)
+        return all(self._pins.link(name, side).exists() for side in hook.required)
 
     # ---- merging and freeing ----
 
@@ -274,3 +307,7 @@ class CounterStore:
         if "by_id" in self._maps:
             keys += self._maps["by_id"].keys()
         return {struct.unpack("=Q", key)[0] for key in keys}
+
+
+def _hooks_offset(slot: int) -> int:
+    return int(slot * ctypes.sizeof(layout.Slot) + layout.Slot.hooks.offset)

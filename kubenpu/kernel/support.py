@@ -21,8 +21,9 @@ _PREEMPT_DEBUG = Path("/sys/kernel/debug/sched/preempt")
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """What matters for counting. `lockdown` is none, integrity or confidentiality; `preemption` none, voluntary,
-    lazy, full, rt or unknown; `drm` loaded, absent; `cgroup2` the mount point or None."""
+    """What matters for counting. `lockdown` is none, integrity or confidentiality; `preemption` none, voluntary, lazy,
+    full, rt or unknown; `drm` loaded, absent; `cgroup2` the mount point or None; `lsms` the security modules in force.
+    """
 
     release: str
     machine: str
@@ -31,6 +32,7 @@ class KernelFacts:
     drm_btf: bool
     bpffs: bool
     cgroup2: Path | None
+    lsms: tuple[str, ...]
     lockdown: str
     preemption: str
     ftrace: bool
@@ -112,6 +114,7 @@ def read_facts() -> KernelFacts:
         drm_btf=Path("/sys/kernel/btf/drm").exists() or (symbols and not _is_module("drm")),
         bpffs=find_mount(mounts, "bpf", "/sys/fs/bpf") == Path("/sys/fs/bpf"),
         cgroup2=find_mount(mounts, "cgroup2"),
+        lsms=tuple(filter(None, _text(Path("/sys/kernel/security/lsm")).strip().split(","))),
         lockdown=parse_bracketed(_text(Path("/sys/kernel/security/lockdown"))) or "none",
         preemption=parse_preemption(
             _text(_PREEMPT_DEBUG),
@@ -162,10 +165,12 @@ def obstacles(facts: KernelFacts) -> tuple[Obstacle, ...]:
     return tuple(found)
 
 
-def mechanism_refusal(facts: KernelFacts, mechanism: str) -> str | None:
-    """Why a mechanism is not worth trying on this kernel, None when it is. Pure."""
+def mechanism_refusal(facts: KernelFacts, mechanism: str, in_drm: bool) -> str | None:
+    """Why a mechanism is not worth trying on this kernel, None when it is. `in_drm`: for a function of drm. Pure."""
+    if mechanism == "lsm" and "bpf" not in facts.lsms:
+        return "the BPF security module is off (lsm= on the kernel's command line)"
     if mechanism == "fentry":
-        if not facts.drm_btf:
+        if in_drm and not facts.drm_btf:
             return "drm has no BTF (/sys/kernel/btf/drm)"
         if not facts.ftrace:
             return "kernel.ftrace_enabled is 0"

@@ -25,7 +25,8 @@ DEFAULT_RETENTION_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a view says about the node besides the counts; `index_rebuilds` comes from the resolver."""
+    """What a view says about the node besides the counts; `index_rebuilds` comes from the resolver, `slot_hooks` says
+    which hooks count for a device slot."""
 
     version: str
     node: str
@@ -35,6 +36,7 @@ class NodeFacts:
     hooks: tuple[HookStatus, ...] = ()
     sources: tuple[SourceStatus, ...] = ()
     index_rebuilds: int = 0
+    slot_hooks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class Ledger:
     def view(self, sample: KernelSample | None, addresses: Mapping[int, str], facts: NodeFacts) -> View:
         """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
         self._remember_vendors(facts.devices)
-        labels = Labels(addresses, self._vendors)
+        labels = Labels(addresses, self._vendors, facts.slot_hooks)
         since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
         return View(
             version=facts.version,

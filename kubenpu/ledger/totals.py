@@ -13,22 +13,28 @@ from dataclasses import dataclass
 
 from kubenpu.ledger.standing import UNASKED, Standings, shown_owner
 from kubenpu.model.identity import Owner
-from kubenpu.model.sample import ZERO, Cell, Counts, DeviceTotals, KernelSample
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Cell, Counts, DeviceTotals, KernelSample
 from kubenpu.model.view import DeviceUsage, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Which device a slot is. `vendors` has the driver table of every address that has one."""
+    """Which device a slot is. `vendors` has the driver table of every address that has one, `hooks` what counts for a
+    slot."""
 
     addresses: Mapping[int, str]
     vendors: Mapping[str, str]
+    hooks: Mapping[int, tuple[str, ...]]
 
     def address(self, slot: int) -> str:
         return self.addresses.get(slot, f"slot-{slot}")
 
     def vendor(self, slot: int) -> str | None:
         return self.vendors.get(self.address(slot))
+
+    def hooks_of(self, slots: Iterable[int]) -> tuple[str, ...]:
+        """Of all the slots that are one device; none is known for a slot of an older kubenpu-probe."""
+        return tuple(sorted({hook for slot in slots for hook in self.hooks.get(slot, ())})) or (HOOK_WITH_OUTCOME,)
 
 
 def usage(sample: KernelSample, standings: Standings, labels: Labels, boot_unix_s: float) -> tuple[Usage, ...]:
@@ -50,6 +56,7 @@ def usage(sample: KernelSample, standings: Standings, labels: Labels, boot_unix_
             counts=_sum(found),
             since=boot_unix_s + min(cell.first_ns for cell in found) / 1e9,
             alive=owner in alive,
+            hooks=labels.hooks_of(cell.device for cell in found),
         )
         for (owner, address), found in sorted(cells.items(), key=_order)
     )
@@ -72,6 +79,7 @@ def device_usage(sample: KernelSample, labels: Labels, since: float) -> tuple[De
             lost=_add_up(sample.after[slot].lost for slot in found),
             imbalance=max((imbalance(sample, slot, _sum(cells[slot])) for slot in found), key=abs),
             since=since,
+            hooks=labels.hooks_of(found),
         )
         for address, found in sorted(slots.items())
     )

@@ -153,6 +153,11 @@ class Node:
     major: int
     minor: int
 
+    @property
+    def in_drm(self) -> bool:
+        """Whether its calls pass drm_ioctl: a node of DRM or accel."""
+        return self.major in (226, 261)
+
     def __str__(self) -> str:
         return f"{self.major}:{self.minor}"
 

@@ -83,14 +83,22 @@ class KernelSample:
     slots_max: int
 
 
+# The hook that sees what becomes of a call. Of a device that another one counts for, errors and waits are not known.
+HOOK_WITH_OUTCOME = "drm_ioctl"
+
+
 @dataclass(frozen=True, slots=True)
 class HookStatus:
-    """State of one hook. `mechanism`: fentry, kprobe.multi, kprobe, uprobe or off; `reason` says why not better."""
+    """State of one hook. `mechanism`: lsm, fentry, kprobe.multi, kprobe, uprobe or off; `reason` says why not better.
+
+    `needed` false: it is off because there is no device whose calls it would see.
+    """
 
     hook: str
     mechanism: str
     reason: str
     since_ns: int
+    needed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +120,27 @@ class DeviceRule:
     minor: int
     slot: int
     kinds: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTable:
+    """Kinds of the commands whose upper 24 bits equal `value` under `mask`, by their low byte: 256 bytes."""
+
+    mask: int
+    value: int
+    kinds: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """What the kernel does with ioctls on a character device outside drm and accel: count for `slot`.
+
+    The first of `tables` that knows a command tells its kind; none: other. `whole`: every minor of this major is an
+    accelerator, so that a call on one without a rule is a loss.
+    """
+
+    major: int
+    minor: int
+    slot: int
+    tables: tuple[CommandTable, ...]
+    whole: bool

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from kubenpu.model.device import Device
 from kubenpu.model.identity import Owner
-from kubenpu.model.sample import Counts, HookStatus
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, Counts, HookStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Totals of one owner on one device. `since` is Unix time in seconds of the first counted call."""
+    """Totals of one owner on one device. `since` is Unix time in seconds of the first counted call; `hooks` those that
+    count for the device."""
 
     owner: Owner
     device: str
@@ -21,6 +22,7 @@ class Usage:
     counts: Counts
     since: float
     alive: bool
+    hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,12 @@ class DeviceUsage:
     lost: Mapping[str, int]
     imbalance: int
     since: float
+    hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
+
+
+def sees_outcome(hooks: tuple[str, ...]) -> bool:
+    """Whether errors and waiting times of a device with these hooks are known."""
+    return all(hook == HOOK_WITH_OUTCOME for hook in hooks)
 
 
 OPTIONAL_SOURCES = frozenset({"dbus", "varlink"})
@@ -74,3 +82,7 @@ class View:
     slots_max: int
     index_rebuilds: int
     retired_early: int = 0
+
+    def counts(self, hooks: tuple[str, ...]) -> bool:
+        """Whether one of these hooks is attached: what they count is shown, zeros too."""
+        return any(hook.mechanism != "off" and hook.hook in hooks for hook in self.hooks)

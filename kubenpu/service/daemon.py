@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
+SETTLE_SECONDS = 2.0  # a module tells of itself before it has made its devices
 IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
 
 
@@ -64,6 +65,7 @@ class Daemon:
         self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
         self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
+        self._changed = False
         self._status = ""
         self._server: WebServer | None = None
         self._reload_trouble = ""
@@ -225,8 +227,9 @@ class Daemon:
         return math.inf
 
     def _rescan(self) -> float:
+        pause, self._changed = SETTLE_SECONDS if self._changed else RESCAN_SECONDS, False
         self._node.rescan_devices()
-        return RESCAN_SECONDS
+        return pause
 
     def _tidy(self) -> float:
         self._node.open()
@@ -262,7 +265,7 @@ class Daemon:
 
     def _watch_devices(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            self._watch = DeviceWatch()
+            self._watch = DeviceWatch(self._node.event_subsystems())
         except SourceError as e:
             log.warning("%s", e)
             return
@@ -280,6 +283,7 @@ class Daemon:
             self._watch = None
             changed = True
         if changed:
+            self._changed = True
             self._due["rescan"] = loop.time()
             self._wake.set()
 

@@ -14,15 +14,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from kubenpu import __version__
 from kubenpu.config.settings import Settings
+from kubenpu.devices.chardevs import event_subsystems
+from kubenpu.devices.tables import load_heads
 from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.resolve import Resolver, next_retry_s
-from kubenpu.kernel.attach import HOOK, OFF
 from kubenpu.kernel.bpf import Bell
+from kubenpu.kernel.hooks import DRM_IOCTL, OFF
 from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
@@ -153,6 +156,10 @@ class Node:
             if self._store is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)
 
+    def event_subsystems(self) -> frozenset[str]:
+        """Subsystems whose uevents may mean other devices, besides drm and accel."""
+        return event_subsystems(load_heads(self._settings.drivers_directory).tables)
+
     def reload(self) -> None:
         """Reads devices and driver tables again now. Raises SourceError when the devices cannot be read."""
         self.rescan_devices()
@@ -272,6 +279,7 @@ class Node:
                 hooks=hooks,
                 sources=tuple(self._sources[n] for n in sorted(self._sources)),
                 index_rebuilds=self._index.rebuilds,
+                slot_hooks=self._store.slot_hooks() if self._store is not None else {},
             )
             addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)
@@ -281,14 +289,18 @@ class Node:
         try:
             hooks, _ = read_state(self._settings.run_directory)
         except KernelError as e:
-            return (HookStatus(HOOK, OFF, str(e), 0),), None
+            return (HookStatus(DRM_IOCTL.name, OFF, str(e), 0),), None
         if not hooks:
-            return (HookStatus(HOOK, OFF, "kubenpu-probe has not run since boot", 0),), None
+            return (HookStatus(DRM_IOCTL.name, OFF, "kubenpu-probe has not run since boot", 0),), None
         store = self._store
-        if store is None or not store.hook_attached():
-            unopened = store is None and self._pin_identity() is not None
-            gone = "kubenpud cannot use its counters" if unopened else "its pins were removed"
-            hooks = tuple(h if h.mechanism == OFF else HookStatus(h.hook, OFF, gone, h.since_ns) for h in hooks)
+        unopened = store is None and self._pin_identity() is not None
+        gone = "kubenpud cannot use its counters" if unopened else "its pins were removed"
+        hooks = tuple(
+            h
+            if h.mechanism == OFF or (store is not None and store.hook_attached(h.hook))
+            else replace(h, mechanism=OFF, reason=gone)
+            for h in hooks
+        )
         since = min((h.since_ns for h in hooks if h.mechanism != OFF), default=None)
         return hooks, None if since is None else since / 1e9 + self._ledger.boot_unix_s
 
@@ -300,7 +312,8 @@ class Node:
     def summary(self) -> str:
         """One line for systemctl status."""
         hooks, _ = self._hooks()
-        hook = ", ".join(f"{h.hook} {h.mechanism}" + (f" ({h.reason})" if h.mechanism == OFF else "") for h in hooks)
+        needed = [h for h in hooks if h.needed]
+        hook = ", ".join(f"{h.hook} {h.mechanism}" + (f" ({h.reason})" if h.mechanism == OFF else "") for h in needed)
         count = len(self._inventory.devices) if self._inventory else 0
         mark = "SIMULATED NODE, " if self.simulated else ""
         return f"{mark}{count} accelerator{'s' if count != 1 else ''}, {hook}"

@@ -18,13 +18,14 @@ from pathlib import Path
 from kubenpu import __version__
 from kubenpu.config.settings import Settings, add_config_flag, read_settings
 from kubenpu.kernel import attach
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, OFF, UPROBE, Hook
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
 from kubenpu.kernel.store import CounterStore
-from kubenpu.kernel.support import obstacles, read_facts
+from kubenpu.kernel.support import KernelFacts, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import HookStatus
-from kubenpu.service.inventory import apply_rules, read_inventory
+from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory
 
 log = logging.getLogger(__name__)
 DRM_MODULE = Path("/sys/module/drm")
@@ -40,59 +41,84 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="load|unload|status")
     load = commands.add_parser("load", help="load and attach, or replace the code of an attached hook")
     load.add_argument(
-        "--mechanism", choices=("auto", *attach.LADDER), default="auto", help="default: the best that works"
+        "--mechanism", choices=("auto", *MECHANISM_NAMES), default="auto", help="default: the best that works"
     )
-    load.add_argument("--object", type=Path, default=None, help=argparse.SUPPRESS)
+    load.add_argument("--objects", type=Path, default=None, help=argparse.SUPPRESS)
     load.add_argument("--uprobe", metavar="BINARY:FUNCTION", help="hook a user-space function (simulated node, tests)")
     commands.add_parser("unload", help="detach and remove all pins; the totals since boot are gone")
     commands.add_parser("status", help="what is attached, as JSON")
     return parser
 
 
-def load(settings: Settings, options: argparse.Namespace) -> HookStatus:
-    """Loads and attaches, writes the rules and the state file. Raises KernelError with the remedy."""
+def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, ...]:
+    """Loads and attaches every hook that is needed, writes the rules and the state file. Raises KernelError with the
+    remedy."""
     facts = read_facts()
     found = obstacles(facts)
     if found:
         raise KernelError("; ".join(o.cause for o in found), ". ".join(dict.fromkeys(o.remedy for o in found)))
-    mechanisms: tuple[str, ...] = attach.LADDER
-    target = attach.Target()
-    if options.uprobe:
-        binary, _, function = options.uprobe.rpartition(":")
-        mechanisms, target = ("uprobe",), attach.Target(function, Path(binary))
-    elif options.mechanism != "auto":
-        mechanisms = (options.mechanism,)
     pins = Pins(settings.pin_directory)
     with locked(settings.run_directory, "probe"):
         before, module = _last_state(settings.run_directory)
         if module != _drm_module() and not options.uprobe:
-            attach.detach(pins)  # a hook on a module that was unloaded since is dead, whatever its pins say
+            attach.detach(pins, DRM_IOCTL)  # a hook on a module that was unloaded since is dead, whatever its pins say
         missing = attach.drop_incomplete(pins)
         if missing:
             log.warning("pins were missing (%s): totals since boot are gone, counting begins anew", ", ".join(missing))
-        since = next((h.since_ns for h in before if pins.map("cells").exists()), attach.boot_ns())
-        request = attach.LoadRequest(
-            options.object or attach.object_path(), pins, settings.max_slots, mechanisms, target, since
-        )
         messages = Messages(options.debug)
         write_state(settings.run_directory, before, module)  # if that is refused, nothing is attached yet
-        if not pins.map("cells").exists():
-            attach.make_maps(request, facts, messages)
-        _write_rules(settings)
-        status = attach.load(request, facts, messages)
-        write_state(settings.run_directory, (status,), _drm_module())
-    return status
+        requests = [_request(hook, settings, options, before) for hook in HOOKS]
+        for request in requests:
+            if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
+                attach.make_maps(request, facts, messages)
+        has_nodes = _write_rules(settings)
+        hooks = tuple(_load_hook(r, facts, messages, r.hook is DRM_IOCTL or has_nodes) for r in requests)
+        write_state(settings.run_directory, hooks, _drm_module())
+    return hooks
 
 
-def _write_rules(settings: Settings) -> None:
-    """Before the hook is attached, so that not even the first call finds its device unknown."""
+def _request(
+    hook: Hook, settings: Settings, options: argparse.Namespace, before: Sequence[HookStatus]
+) -> attach.LoadRequest:
+    pins = Pins(settings.pin_directory)
+    mechanisms, target = hook.ladder, None
+    if options.uprobe:
+        binary, _, function = options.uprobe.rpartition(":")
+        mechanisms, target = (UPROBE,), attach.Target(function, Path(binary))
+    elif options.mechanism in mechanisms:
+        mechanisms = (options.mechanism,)
+    since = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
+    path = options.objects / f"{hook.name}.bpf.o" if options.objects else attach.object_path(hook)
+    return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
+
+
+def _load_hook(request: attach.LoadRequest, facts: KernelFacts, messages: Messages, needed: bool) -> HookStatus:
+    """What is not needed is taken off. A hook that fails takes the first one, drm_ioctl, not down."""
+    hook = request.hook
+    if not needed:
+        attach.detach(request.pins, hook)
+        return HookStatus(hook.name, OFF, NO_DEVICE, request.since_ns, needed=False)
+    try:
+        return attach.load(request, facts, messages)
+    except KernelError as e:
+        if hook is DRM_IOCTL:
+            raise
+        log.error("kubenpu-probe: %s: %s", hook.name, e)
+        return HookStatus(hook.name, OFF, e.cause.splitlines()[0], request.since_ns)
+
+
+def _write_rules(settings: Settings) -> bool:
+    """Before a hook is attached, so that not even the first call finds its device unknown. Whether there are devices
+    that file_ioctl counts."""
     store = CounterStore(settings.pin_directory)
     try:
-        apply_rules(store, read_inventory(settings.sysfs, settings.drivers_directory), settings.run_directory)
+        inventory = read_inventory(settings.sysfs, settings.drivers_directory)
+        apply_rules(store, inventory, settings.run_directory)
         if store.slots_max != settings.max_slots:
             log.warning("kernel.max_slots: %d stays until unload and load (restart)", store.slots_max)
     finally:
         store.close()
+    return has_char_nodes(inventory)
 
 
 def _last_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:
@@ -131,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(options)
         if options.command == "load":
-            status = load(settings, options)
-            log.info("%s: %s%s", status.hook, status.mechanism, f" ({status.reason})" if status.reason else "")
+            for status in load(settings, options):
+                log.info("%s: %s%s", status.hook, status.mechanism, f" ({status.reason})" if status.reason else "")
         elif options.command == "unload":
             _unload(settings)
         else:

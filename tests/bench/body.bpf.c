@@ -6,7 +6,16 @@
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
-#include "../../bpf/count.bpf.h"
+#include "../../bpf/node.bpf.h"
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct mm_struct {
+	struct file *exe_file;
+};
+struct task_struct___bench {
+	struct mm_struct *mm;
+};
+#pragma clang attribute pop
 
 struct event {
 	__u64 cgroup_id;
@@ -56,6 +65,24 @@ static long do_count(__u32 i, struct call *c)
 	return 0;
 }
 
+/* What file_ioctl does with a file that is no character device; here it is the program that runs. */
+static long do_other(__u32 i, struct call *c)
+{
+	struct task_struct___bench *task = (void *)bpf_get_current_task_btf();
+	struct mm_struct *mm = task->mm;
+	struct file *file = mm ? mm->exe_file : NULL;
+
+	if (file && (file->f_inode->i_mode & S_IFMT) == S_IFCHR)
+		count_node(file->f_inode->i_rdev, c->cmd);
+	return 0;
+}
+
+static long do_node(__u32 i, struct call *c)
+{
+	count_node(c->rdev, c->cmd);
+	return 0;
+}
+
 static long do_event(__u32 i, struct call *c)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -102,6 +129,8 @@ static long do_hash(__u32 i, struct call *c)
 	}
 BENCH(nothing)
 BENCH(count)
+BENCH(other)
+BENCH(node)
 BENCH(event)
 BENCH(hash)
 

@@ -34,6 +34,7 @@ ROUNDS = 7
 NODE = layout.DRM_MAJOR << 20 | 128
 SUBMIT, WAIT = ord("d") << 8 | 0x69, ord("d") << 8 | 0x6C
 FOREIGN = ord("T") << 8 | 1
+PLAIN, TERMINAL = 195 << 20, 136 << 20 | 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,18 @@ def _loaded(storage: bool) -> Iterator[Object]:
         yield opened
 
 
-def _run(opened: Object, program: str, cmd: int, calls: int, ret: int = 0) -> float:
+def _run(opened: Object, program: str, cmd: int, calls: int, *, ret: int = 0, node: int = NODE) -> float:
     """Nanoseconds per call of one run."""
     fd = opened.program_fd(f"bench_{program}")
     begin = time.perf_counter_ns()
-    run_raw_tracepoint(fd, (NODE, cmd, ret, calls))
+    run_raw_tracepoint(fd, (node, cmd, ret, calls))
     return (time.perf_counter_ns() - begin) / calls
 
 
-def _median(opened: Object, program: str, cmd: int, ret: int = 0) -> float:
-    _run(opened, program, cmd, 1000, ret)
+def _median(opened: Object, program: str, cmd: int, *, ret: int = 0, node: int = NODE) -> float:
+    _run(opened, program, cmd, 1000, ret=ret, node=node)
     empty = statistics.median(_run(opened, "nothing", cmd, CALLS) for _ in range(ROUNDS))
-    return statistics.median(_run(opened, program, cmd, CALLS, ret) for _ in range(ROUNDS)) - empty
+    return statistics.median(_run(opened, program, cmd, CALLS, ret=ret, node=node) for _ in range(ROUNDS)) - empty
 
 
 def cost() -> list[Figure]:
@@ -89,12 +90,29 @@ def cost() -> list[Figure]:
     for storage, name in ((True, "cgroup storage (6.2 and later)"), (False, "hash by cgroup id (6.1)")):
         with _loaded(storage) as opened:
             found.append(Figure(f"counted call, {name}", _median(opened, "count", SUBMIT)))
-            found.append(Figure(f"counted failed call, {name}", _median(opened, "count", SUBMIT, -5)))
+            found.append(Figure(f"counted failed call, {name}", _median(opened, "count", SUBMIT, ret=-5)))
             found.append(Figure(f"counted and timed wait, {name}", _median(opened, "count", WAIT)))
             if storage:
                 found.append(Figure("call that no rule wants", _median(opened, "count", FOREIGN)))
+                found += _cost_of_nodes(opened)
                 found.append(Figure("peer: per-CPU hash by (cgroup, device, kind)", _median(opened, "hash", SUBMIT)))
     return found
+
+
+def _cost_of_nodes(opened: Object) -> list[Figure]:
+    """file_ioctl: what an ioctl on any other file pays, and a counted one."""
+    with bpf.Map(os.dup(opened.map_fd("majors"))) as majors, bpf.Map(os.dup(opened.map_fd("nodes"))) as nodes:
+        majors.update(struct.pack("=I", PLAIN >> 20), struct.pack("=II", 1, 1))
+        nodes.update(struct.pack("=I", PLAIN & 0xFFFFF), struct.pack("=II", 1, 1))
+    with bpf.Map(os.dup(opened.map_fd("tables"))) as tables:
+        table = layout.Table(mask=0xFF, value=SUBMIT >> 8)
+        table.kind[SUBMIT & 0xFF] = Kind.SUBMIT
+        tables.update(struct.pack("=I", 0), bytes(table))
+    return [
+        Figure("file_ioctl: call of a file that is no character device", _median(opened, "other", FOREIGN)),
+        Figure("file_ioctl: call of a terminal", _median(opened, "node", FOREIGN, node=TERMINAL)),
+        Figure("file_ioctl: counted call", _median(opened, "node", SUBMIT, node=PLAIN)),
+    ]
 
 
 def full_rate(threads: int) -> list[Figure]:

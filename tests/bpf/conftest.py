@@ -14,6 +14,7 @@ import pytest
 
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel import attach
+from kubenpu.kernel.hooks import HOOKS, Hook
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.store import CounterStore
@@ -64,12 +65,16 @@ class Hooked:
     stack: ExitStack = field(default_factory=ExitStack)
     stores: list[CounterStore] = field(default_factory=list)
 
-    def load(self) -> str:
+    def load(self, *hooks: Hook) -> str:
+        """Both hooks by default, on the same function; how the first one is attached."""
         target = attach.Target("knpu_call", self.caller)
-        request = attach.LoadRequest(
-            attach.object_path(), self.pins, self.slots, self.mechanisms, target, attach.boot_ns()
-        )
-        return attach.load(request, self.facts, Messages()).mechanism
+        found = []
+        for hook in hooks or HOOKS:
+            path = attach.object_path(hook)
+            since = attach.boot_ns()
+            request = attach.LoadRequest(hook, path, self.pins, self.slots, self.mechanisms, since, target)
+            found.append(attach.load(request, self.facts, Messages()).mechanism)
+        return found[0]
 
     def open(self) -> CounterStore:
         store = CounterStore(self.pins.directory)

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS
 from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.kernel.memory import read_cell
 from kubenpu.kernel.pins import claim
@@ -154,13 +155,15 @@ def test_merging_frees_the_cell_for_others(hooked: Hooked) -> None:
 def test_the_object_fits_the_decoder_and_a_difference_is_refused(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Object(attach.object_path(), Messages()) as opened:
-        assert layout.differences(opened.structs(layout.STRUCTS)) == []
+    for hook in HOOKS:
+        with Object(attach.object_path(hook), Messages()) as opened:
+            structs = layout.STRUCTS[hook.name]
+            assert layout.differences(opened.structs(structs), hook.name) == []
 
     class Other(ctypes.Structure):
         _fields_ = (("hint", ctypes.c_uint64), ("full", ctypes.c_uint64))
 
-    monkeypatch.setitem(layout.STRUCTS, "knpu_alloc", Other)
+    monkeypatch.setitem(layout.STRUCTS["drm_ioctl"], "knpu_alloc", Other)
     with pytest.raises(KernelError, match="knpu_alloc: members"):
         hooked.load()
 
@@ -199,7 +202,7 @@ def test_without_one_of_its_maps_everything_begins_anew(hooked: Hooked) -> None:
 def test_a_half_attached_hook_is_taken_off_and_attached_anew(hooked: Hooked) -> None:
     store = hooked.ready()
     hooked.run(RENDER, command(SUBMIT), 10, 1)
-    hooked.pins.link(attach.HOOK, "exit").unlink()
+    hooked.pins.link(DRM_IOCTL.name, "exit").unlink()
     assert hooked.load() == "uprobe"
     hooked.run(RENDER, command(SUBMIT), 10, 1, 2)
     (cell,) = store.read().cells
@@ -210,7 +213,7 @@ def test_a_pinned_map_of_another_shape_is_refused(hooked: Hooked) -> None:
     hooked.ready()
     path = hooked.pins.map("alloc")
     path.unlink()
-    with Object(attach.object_path(), Messages()) as opened:
+    with Object(attach.object_path(DRM_IOCTL), Messages()) as opened:
         opened.keep_only(set())
         opened.leave_out("cgroup_cells_by_id")
         opened.load()

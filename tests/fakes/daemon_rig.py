@@ -88,6 +88,9 @@ class FakeNode:
             self.changed.notify_all()
         self.during.get(name, lambda: None)()
 
+    def event_subsystems(self) -> frozenset[str]:
+        return frozenset()
+
     def rescan_devices(self) -> None:
         self.step("rescan")
 

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.hooks import FILE_IOCTL, HOOKS, SHARED_MAPS
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.model.errors import KernelError
 
-MAPS = (*attach.COUNTERS, "cgroup_cells", "cgroup_cells_by_id", "enter_body", "exit_body")
+COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id")
+BODIES = {hook.name: tuple(f"{side}_body" for side in hook.sides) for hook in HOOKS}
 SHAPE = bpf.MapShape(2, 4, 8, 192)
 ATTACHING = {
-    "attach": "fentry",
     "attach_kprobe_multi": "kprobe.multi",
     "attach_kprobe": "kprobe",
     "attach_uprobe": "uprobe",
@@ -38,6 +39,7 @@ class FakeLink:
     """One attached program."""
 
     kernel: FakeKernel
+    hook: str
     mechanism: str
     program: str
     at_return: bool
@@ -72,6 +74,7 @@ class FakeKernel:
     shape: bpf.MapShape = SHAPE
     structs_found: dict[str, Any] | None = None
     storage: bool = True
+    sides: dict[str, int] = field(default_factory=lambda: {hook.name: len(hook.sides) for hook in HOOKS})
     fds: int = field(default_factory=lambda: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
 
     def step(self, name: str) -> None:
@@ -84,19 +87,20 @@ class FakeKernel:
         if self.count == self.kill_at:
             raise SigKill
 
-    def attached(self) -> list[FakeLink]:
-        return [link for link in self.links if link.attached]
+    def attached(self, hook: str = "drm_ioctl") -> list[FakeLink]:
+        return [link for link in self.links if link.attached and link.hook == hook]
 
     def check(self) -> None:
-        """What must hold at every moment: one mechanism, each side once."""
-        attached = self.attached()
-        assert len({link.mechanism for link in attached}) <= 1
-        assert len({link.at_return for link in attached}) == len(attached)
+        """What must hold at every moment, hook by hook: one mechanism, each side once."""
+        for hook in HOOKS:
+            attached = self.attached(hook.name)
+            assert len({link.mechanism for link in attached}) <= 1
+            assert len({link.program for link in attached}) == len(attached)
 
-    def mechanism(self) -> str:
-        """How the hook is attached now: with both sides, or not at all."""
-        attached = self.attached()
-        assert len(attached) in (0, 2)
+    def mechanism(self, hook: str = "drm_ioctl") -> str:
+        """How a hook is attached now: with all sides that there are, or not at all."""
+        attached = self.attached(hook)
+        assert len(attached) in (0, self.sides[hook])
         return attached[0].mechanism if attached else "off"
 
 
@@ -129,6 +133,7 @@ class FakeObject:
 
     def __init__(self, path: Path, _messages: Messages) -> None:
         self.kernel.step(f"open {path.name}")
+        self._hook = path.name.removesuffix(".bpf.o")
         self._left_out: set[str] = set()
         self.programs: set[str] = set()
 
@@ -143,7 +148,8 @@ class FakeObject:
         return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
 
     def maps(self) -> list[str]:
-        return [name for name in MAPS if name not in self._left_out]
+        own = FILE_IOCTL.maps if self._hook == FILE_IOCTL.name else ()
+        return [name for name in (*COMMON, *own, *BODIES[self._hook]) if name not in self._left_out]
 
     def keep_only(self, programs: set[str]) -> None:
         self.programs = programs
@@ -178,16 +184,15 @@ class FakeObject:
         return 7
 
     def __getattr__(self, how: str) -> Callable[..., FakeLink]:
-        mechanism = ATTACHING[how]
-
         def attach_program(name: str, *arguments: object) -> FakeLink:
             assert name in self.programs
+            mechanism = ATTACHING.get(how) or ("lsm" if name.startswith("lsm") else "fentry")
             self.kernel.step(f"{mechanism} {name}")
             at_return = name.startswith(("fexit", "kretprobe", "uretprobe"))
             if arguments:
                 assert arguments[-1] is at_return
-                assert arguments[-2] == "drm_ioctl"
-            link = FakeLink(self.kernel, mechanism, name, at_return)
+                assert arguments[-2] in ("drm_ioctl", "security_file_ioctl", "security_file_ioctl_compat", "knpu_call")
+            link = FakeLink(self.kernel, self._hook, mechanism, name, at_return)
             self.kernel.links.append(link)
             return link
 

@@ -25,6 +25,7 @@ from kubenpu.model.sample import (
     DeviceTotals,
     HookStatus,
     KernelSample,
+    NodeRule,
 )
 from kubenpu.model.view import View
 from kubenpu.service.node import Node
@@ -60,6 +61,7 @@ class FakeStore:
         self.records: dict[int, CgroupRecord] = {}
         self.addresses: dict[int, str] = {}
         self.rules: list[DeviceRule] = []
+        self.node_rules: list[NodeRule] = []
         self.merges: list[CellMerge] = []
         self.forgotten: list[int] = []
         self.searches, self.slots_max = 0, 8192
@@ -79,6 +81,13 @@ class FakeStore:
         self.rules = list(rules)
         return []
 
+    def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
+        self.node_rules = list(rules)
+        return []
+
+    def slot_hooks(self) -> dict[int, tuple[str, ...]]:
+        return {}
+
     def read(self) -> KernelSample:
         assert not self.closed
         if self.failing:
@@ -91,8 +100,8 @@ class FakeStore:
     def read_cgroup(self, cgroup_id: int) -> CgroupRecord | None:
         return self.records.get(cgroup_id)
 
-    def hook_attached(self) -> bool:
-        return all(self._pins.link("drm_ioctl", side).exists() for side in ("enter", "exit"))
+    def hook_attached(self, hook: str) -> bool:
+        return all(self._pins.link(hook, side).exists() for side in ("enter", "exit"))
 
     def merge(self, merge: CellMerge) -> None:
         self.merges.append(merge)

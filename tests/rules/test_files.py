@@ -13,6 +13,7 @@ from kubenpu import __version__
 from tests.rules.tree import DIRECTORIES, FILES, ROOT, all_files, shown
 
 APACHE, GPL = "Apache-2.0", "GPL-2.0-only"
+KERNEL_CODE = ("bpf", "tests/vm/module")
 # Text for people, data, pictures, expected output, texts of licences and forms of Debian carry no licence line, nor do
 # empty files.
 WITHOUT_LINE = (".md", ".json", ".png", ".txt", ".gitignore", "LICENSE", "changelog", "copyright", "source/format")
@@ -28,7 +29,7 @@ NOTES_TO_SELF = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
 
 def licence_of(path: Path) -> str:
     """What runs in the kernel is GPL-2.0-only, all else Apache-2.0."""
-    return GPL if path.is_relative_to(ROOT / "bpf") or ".bpf." in path.name else APACHE
+    return GPL if any(path.is_relative_to(ROOT / place) for place in KERNEL_CODE) or ".bpf." in path.name else APACHE
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=shown)

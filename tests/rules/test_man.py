@@ -23,7 +23,7 @@ from kubenpu.config.settings import DEFAULT_FILE, SETTINGS, make_daemon_parser, 
 from kubenpu.exporters import web_config
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.kernel import layout
-from kubenpu.kernel.attach import COUNTERS, LADDER, OFF
+from kubenpu.kernel.hooks import HOOKS, MECHANISM_NAMES, OFF, SHARED_MAPS
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.kernel.store import LOSS_REASONS
@@ -178,8 +178,9 @@ def test_examples_use_metrics_that_exist() -> None:
 def test_hooks() -> None:
     page = BY_NAME["kubenpu-hooks"]
     mechanisms = re.findall(r"^\*\*([\w.]+)\*\*$", section(page, "HOW A HOOK IS ATTACHED"), re.M)
-    assert mechanisms == [*LADDER, OFF]
-    assert [name for name in COUNTERS if f"**{name}**" not in section(page, "FILES")] == []
+    assert mechanisms == [*MECHANISM_NAMES, OFF]
+    maps = (*SHARED_MAPS, *(name for hook in HOOKS for name in hook.maps))
+    assert [name for name in maps if f"**{name}**" not in section(page, "FILES")] == []
     assert absent("kubenpu-hooks", [loss.reason for loss in LOSSES]) == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kubenpu.devices.tables import load_tables
 from make_pages import PAGES
 from tests.rules.tree import ROOT, files, shown
 from tests.vm.guest.tightened import SEEN_OTHERWISE, TIGHTENED
@@ -99,6 +100,23 @@ def test_every_unit_is_installed() -> None:
     others = [path for path in files("", below="systemd") if path not in UNITS]
     assert [shown(path) for path in others if shown(path) not in makefile] == []
     assert "$(UNITS)" in makefile
+
+
+def test_udev_knows_every_node_that_may_be_the_first_to_hook() -> None:
+    """But for heaps of shared buffers, which are no accelerators, and for what is found by number: those by module."""
+    rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
+    names = {name for line in re.findall(r'KERNEL=="([^"]*)"', rules) for name in line.split("|")}
+    classes = {name for line in re.findall(r'SUBSYSTEM=="([^"]*)"', rules) for name in line.split("|")}
+    wanted = {
+        match.devname.replace("/", "!") if match.devname.startswith("tenstorrent") else match.devname.split("/")[-1]
+        for table in load_tables(Path("/nonexistent")).tables
+        for interface in table.interfaces
+        for match in interface.nodes
+        if match.devname and match.minors is None and not match.devname.startswith(("vfio/", "dma_heap/"))
+    }
+    modules = {"drm", "nvidia", "nvidia_uvm", "nvidia_modeset"}
+    assert names == wanted | modules
+    assert classes == {"module", "pci", "vfio", "vfio-dev"}
 
 
 def test_udev_never_starts_what_was_stopped() -> None:

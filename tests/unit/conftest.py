@@ -100,7 +100,7 @@ def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     """Afterwards no thread is left and SIGTERM is handled as before."""
     threads, watch = set(threading.enumerate()), FakeWatch()
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a daemon that does not listen must not end the tests
-    monkeypatch.setattr(daemon, "DeviceWatch", lambda: watch)
+    monkeypatch.setattr(daemon, "DeviceWatch", lambda _subsystems: watch)
     caplog.set_level(logging.INFO)
     made = Rig(settings, watch, caplog)
     monkeypatch.setattr(sdnotify, "SystemdNotifier", lambda: made)

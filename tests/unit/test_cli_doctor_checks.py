@@ -169,6 +169,18 @@ def test_hook_off(node: Examination, tmp_path: Path) -> None:
     assert (one(node, "hook").status, one(node, "hook").found) == (FAIL, "off (drm is not loaded)")
 
 
+def test_a_hook_without_a_device_is_no_failure(node: Examination, tmp_path: Path) -> None:
+    idle = HookStatus("file_ioctl", "off", "no such device", 1, needed=False)
+    write_state(node.settings.run_directory, (idle,), None)
+    assert (one(node, "hook").status, one(node, "hook").found) == (OK, "off (no such device)")
+    write_state(node.settings.run_directory, (replace(idle, mechanism="lsm", reason="", needed=True),), None)
+    assert (one(node, "hook").status, one(node, "hook").found) == (FAIL, "its pins were removed")
+    node.pins.make()
+    node.pins.link("file_ioctl", "enter").touch()
+    assert one(node, "hook") == Finding("hook file_ioctl", "lsm", "attached and pinned")
+    assert len(findings(node, "mechanisms")) == 2
+
+
 def test_hook_without_pins(node: Examination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "DRM_MODULE", tmp_path / "absent")
     attach(node, tmp_path, "fentry")

@@ -124,5 +124,15 @@ def test_a_rate_is_never_negative_nor_more_than_was_counted(
     found = between(before, after, seconds)
     if found is not None:
         assert found.submits is not None
+        assert found.errors is not None
+        assert found.waiting is not None
         assert 0 <= found.submits <= found.calls <= sum(after.calls.values()) / seconds * 1.000001
         assert found.errors >= 0 <= found.waiting
+
+
+def test_how_calls_end_is_not_known_where_it_is_not_seen() -> None:
+    before, after = CountsRow({"alloc": 1}, None, None, 5), CountsRow({"alloc": 3}, None, None, 5)
+    found = between(before, after, 2.0)
+    assert found is not None
+    assert (found.calls, found.errors, found.waiting) == (1.0, None, None)
+    assert not found.idle

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubenpu.devices.discovery import Inventory, discover, is_node, parse_uevent
+from kubenpu.devices.discovery import Inventory, discover, is_node
+from kubenpu.devices.sysfs import parse_uevent
 from kubenpu.devices.tables import load_tables
 from kubenpu.model.device import Device
 from kubenpu.model.errors import SourceError

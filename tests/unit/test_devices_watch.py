@@ -107,6 +107,19 @@ def test_what_counts_as_a_change(monitor: FakeMonitor, watch: DeviceWatch, words
     assert watch.drain() is False
 
 
+def test_more_subsystems(monitor: FakeMonitor) -> None:
+    """Of those every entry counts: their nodes have no names that one could know."""
+    watch = DeviceWatch(("kfd", "module", "accel"))
+    assert monitor.subsystems == ["drm", "accel", "kfd", "module"]
+    for words, changed in (("add kfd kfd", True), ("add module nvidia", True), ("add accel accel_controlD0", True)):
+        monitor.queue = [event(*words.split())]
+        assert watch.drain() is changed
+    for words in ("change kfd kfd", "add block sda", "add drm card0-DP-3"):
+        monitor.queue = [event(*words.split())]
+        assert not watch.drain()
+    watch.close()
+
+
 def test_sampled_records(monitor: FakeMonitor, watch: DeviceWatch) -> None:
     monitor.queue = [sampled_event("23 netlink record of a new render node")]
     assert watch.drain() is True

@@ -14,17 +14,18 @@ from typing import cast
 import pytest
 
 from kubenpu.kernel import attach, bpf, layout
-from kubenpu.kernel.attach import LADDER, MECHANISMS, LoadRequest, Target, detach, explain, load, unload
+from kubenpu.kernel.attach import LoadRequest, Target, detach, explain, load, unload
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook, Mechanism
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
-from tests.fakes.fake_libbpf import MAPS, SHAPE, FakeKernel, FakeMap, FakeObject, SigKill
+from tests.fakes.fake_libbpf import COMMON, SHAPE, FakeKernel, FakeMap, FakeObject, SigKill
 from tests.unit.test_kernel_support import GOOD
 
-BODIES = {"enter_body", "exit_body"}
-DRM_IOCTL = Target()
+BODIES = {"drm_ioctl_enter_body", "drm_ioctl_exit_body"}
+LADDER = DRM_IOCTL.ladder
 HOOK_OF = {"fentry": "fentry_hook", "kprobe.multi": "kretprobe_hook", "kprobe": "kretprobe_hook"}
 
 
@@ -36,7 +37,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     monkeypatch.setattr(attach, "Object", type("Object", (FakeObject,), {"kernel": fake}))
     monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
     monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
-    monkeypatch.setattr(attach, "self_test", lambda _opened: fake.step("self-test"))
+    monkeypatch.setattr(attach, "self_test", lambda _opened, _hook: fake.step("self-test"))
+    monkeypatch.setattr(attach, "has_function", lambda _name: fake.sides["file_ioctl"] == 2)
 
     def pin(_fd: int, path: Path) -> None:
         fake.step(f"pin {path.name}")
@@ -54,9 +56,11 @@ class Probe:
 
     pins: Pins
     facts: KernelFacts = GOOD
+    hook: Hook = DRM_IOCTL
 
-    def load(self, *mechanisms: str, target: Target = DRM_IOCTL, since_ns: int = 5) -> HookStatus:
-        request = LoadRequest(Path("hook.bpf.o"), self.pins, 64, mechanisms or LADDER, target, since_ns)
+    def load(self, *mechanisms: str, target: Target | None = None, since_ns: int = 5) -> HookStatus:
+        path = Path(f"{self.hook.name}.bpf.o")
+        request = LoadRequest(self.hook, path, self.pins, 64, mechanisms or self.hook.ladder, since_ns, target)
         return load(request, self.facts, cast(Messages, None))
 
     def names(self) -> set[str]:
@@ -70,7 +74,7 @@ def probe(tmp_path: Path) -> Probe:
 
 def hook_pins(probe: Probe) -> set[str]:
     """Everything that is pinned but the maps that hold counts and names."""
-    return probe.names() - (set(MAPS) - BODIES)
+    return probe.names() - {*COMMON, *FILE_IOCTL.maps}
 
 
 def clean(kernel: FakeKernel, probe: Probe) -> None:
@@ -155,7 +159,7 @@ def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, p
 
 def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, probe: Probe) -> None:
     absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
-    target = replace(DRM_IOCTL, binary=Path("/bin/true"))
+    target = Target("knpu_call", Path("/bin/true"))
     assert "needs the binary" in absent.load("uprobe").reason
     assert absent.load("uprobe", target=target).mechanism == "uprobe"
     assert kernel.mechanism() == "uprobe"
@@ -231,7 +235,7 @@ def test_a_second_load_replaces_the_code_and_attaches_nothing(kernel: FakeKernel
     assert "replaced" in status.reason
     assert kernel.attached() == links
     assert probe.names() == names
-    assert {f"reuse {name}" for name in names & set(MAPS)} <= set(kernel.steps[before:])
+    assert {f"reuse {name}" for name in names & set(COMMON)} <= set(kernel.steps[before:])
     assert kernel.steps[before:].count("update a map entry") == 2
 
 
@@ -326,17 +330,71 @@ def test_a_hook_that_lost_a_pin_is_attached_anew(kernel: FakeKernel, probe: Prob
 
 def test_detach_keeps_the_totals_and_unload_nothing(kernel: FakeKernel, probe: Probe) -> None:
     probe.load()
-    detach(probe.pins)
+    detach(probe.pins, DRM_IOCTL)
     clean(kernel, probe)
-    detach(probe.pins)
+    detach(probe.pins, DRM_IOCTL)
     assert probe.load().mechanism == "fentry"
     unload(probe.pins)
     assert kernel.attached() == []
     assert not probe.pins.directory.exists()
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_every_mechanism_names_two_programs(name: str) -> None:
-    mechanism = MECHANISMS[name]
-    programs = {mechanism.program(side, part) for side in attach.SIDES for part in ("body", "hook")}
-    assert len(programs) == 4
+@pytest.mark.parametrize(
+    ("hook", "mechanism"), [pytest.param(h, m, id=f"{h.name}-{m.name}") for h in HOOKS for m in h.mechanisms]
+)
+def test_every_mechanism_has_a_hook_and_a_body_for_each_side(hook: Hook, mechanism: Mechanism) -> None:
+    programs = {mechanism.program(side, part) for side in mechanism.sides for part in ("body", "hook")}
+    assert len(programs) == 2 * len(mechanism.sides)
+    assert set(hook.required) <= set(mechanism.sides) <= set(hook.sides)
+
+
+# ---- a second hook ----
+
+
+@pytest.fixture
+def both(kernel: FakeKernel, probe: Probe) -> Probe:
+    """The first one is attached; this loads the second."""
+    assert probe.load().mechanism == "fentry"
+    return replace(probe, hook=FILE_IOCTL)
+
+
+def test_two_hooks_know_nothing_of_each_other(kernel: FakeKernel, both: Probe) -> None:
+    assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
+    assert [link.program for link in kernel.attached("file_ioctl")] == ["lsm_compat_hook", "lsm_hook"]
+    assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
+    detach(both.pins, FILE_IOCTL)
+    assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "off")
+    assert set(FILE_IOCTL.maps) <= both.names()
+    assert both.load().mechanism == "lsm"
+    detach(both.pins, DRM_IOCTL)
+    assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("off", "lsm")
+
+
+def test_a_side_that_the_kernel_does_not_have_is_left_out(kernel: FakeKernel, both: Probe) -> None:
+    kernel.sides["file_ioctl"] = 1
+    assert replace(both, facts=replace(GOOD, drm=False, drm_btf=False)).load().mechanism == "lsm"
+    assert [link.program for link in kernel.attached("file_ioctl")] == ["lsm_hook"]
+    assert both.load().reason.startswith("replaced")
+
+
+def test_without_a_map_of_its_own_a_hook_is_attached_anew(kernel: FakeKernel, both: Probe) -> None:
+    both.load()
+    both.pins.map("nodes").unlink()
+    assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
+    assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
+
+
+def test_whatever_fails_in_the_second_hook_the_first_one_stays(kernel: FakeKernel, both: Probe) -> None:
+    first = kernel.attached()
+    for step in itertools.count(1):
+        kernel.count, kernel.fail_at = 0, step
+        try:
+            told = both.load().mechanism
+        except KernelError:
+            told = kernel.mechanism("file_ioctl")
+        assert (kernel.mechanism("file_ioctl"), kernel.attached()) == (told, first)
+        steps, kernel.fail_at = kernel.count, 0
+        detach(both.pins, FILE_IOCTL)
+        if steps < step:
+            break
+    assert step > 15

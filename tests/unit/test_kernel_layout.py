@@ -8,11 +8,23 @@ import ctypes
 import pytest
 
 from kubenpu.kernel import layout
-from kubenpu.kernel.layout import STRUCTS, differences, members_of, rule_index
+from kubenpu.kernel.layout import STRUCTS as BY_HOOK
+from kubenpu.kernel.layout import differences as differences_of
+from kubenpu.kernel.layout import members_of, rule_index
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.kinds import KINDS
 
 Found = dict[str, tuple[int, dict[str, int]] | None]
+HOOK = "file_ioctl"  # its object holds all structs
+STRUCTS = BY_HOOK[HOOK]
+
+
+def differences(found: Found) -> list[str]:
+    return differences_of(found, HOOK)
+
+
+def test_every_hook_has_the_structs_of_all() -> None:
+    assert BY_HOOK["drm_ioctl"].items() < STRUCTS.items()
 
 
 def as_declared() -> Found:

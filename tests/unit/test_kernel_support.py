@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.kernel import support
-from kubenpu.kernel.attach import LADDER
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, MECHANISM_NAMES
 from kubenpu.kernel.support import (
     KernelFacts,
     find_mount,
@@ -33,6 +33,7 @@ GOOD = KernelFacts(
     drm_btf=True,
     bpffs=True,
     cgroup2=Path("/sys/fs/cgroup"),
+    lsms=("lockdown", "capability", "bpf"),
     lockdown="none",
     preemption="voluntary",
     ftrace=True,
@@ -191,7 +192,8 @@ def test_older_kernel(release: str, older: bool) -> None:
 
 def test_a_good_kernel_has_no_obstacle_and_refuses_nothing() -> None:
     assert obstacles(GOOD) == ()
-    assert [mechanism_refusal(GOOD, name) for name in (*LADDER, "uprobe")] == [None] * 4
+    for hook in (DRM_IOCTL, FILE_IOCTL):
+        assert not any(mechanism_refusal(GOOD, each.name, hook is DRM_IOCTL) for each in hook.mechanisms)
 
 
 @pytest.mark.parametrize(
@@ -231,16 +233,21 @@ def test_what_only_makes_counting_worse_is_no_obstacle() -> None:
         (replace(GOOD, preemption="lazy"), {"fentry": "preemption model lazy"}),
         (replace(GOOD, preemption="unknown"), {"fentry": "preemption model unknown"}),
         (replace(GOOD, lockdown="integrity"), {}),
+        (replace(GOOD, lsms=("lockdown", "bpfish")), {"lsm": "BPF security module is off"}),
         (replace(GOOD, lockdown="confidentiality"), {"kprobe": "lockdown", "kprobe.multi": "lockdown"}),
         (replace(GOOD, kprobes=False), {"kprobe": "no kprobes", "kprobe.multi": "no kprobes"}),
     ],
 )
 def test_refusals(facts: KernelFacts, refused: dict[str, str]) -> None:
     """Exactly these mechanisms are refused, each with its reason; a uprobe never is."""
-    found = {name: mechanism_refusal(facts, name) for name in (*LADDER, "uprobe")}
+    found = {name: mechanism_refusal(facts, name, True) for name in (*MECHANISM_NAMES, "uprobe")}
     assert {name for name, reason in found.items() if reason} == set(refused)
     for name, words in refused.items():
         assert words in (found[name] or "")
+
+
+def test_btf_of_drm_matters_to_functions_of_drm_only() -> None:
+    assert mechanism_refusal(replace(GOOD, drm_btf=False), "fentry", in_drm=False) is None
 
 
 # ---- a whole machine ----
@@ -254,6 +261,7 @@ HOST = {
     "boot/config-6.12.117+deb13-amd64": DEBIAN_612,
     "sys/kernel/btf/vmlinux": "",
     "sys/kernel/btf/drm": "",
+    "sys/kernel/security/lsm": "lockdown,capability,bpf",
     "sys/kernel/security/lockdown": "[none] integrity confidentiality\n",
     "sys/module/drm/initstate": "live\n",
     "sys/bus/event_source/devices/kprobe/type": "8\n",

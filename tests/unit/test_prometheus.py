@@ -31,7 +31,7 @@ from kubenpu.model.sample import ZERO, Counts, HookStatus
 from kubenpu.model.view import DeviceUsage, SourceStatus, Usage, View
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-IGPU, NPU, ODD = "0000:00:02.0", "0000:00:0b.0", "odd-device"
+IGPU, NPU, ODD, GPU = "0000:00:02.0", "0000:00:0b.0", "odd-device", "0000:01:00.0"
 PROMETHEUS_3 = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
@@ -181,6 +181,37 @@ def test_a_counted_submission_is_shown_whatever_the_table_says() -> None:
 def test_unattributed_calls_are_added_up_per_device() -> None:
     assert select(VIEW, "kubenpu_unattributed_ioctls", device=IGPU)["submit"] == 5
     assert select(VIEW, "kubenpu_unattributed_ioctls", device=ODD)["other"] == 0
+
+
+PLAIN = ("file_ioctl",)
+LSM = HookStatus("file_ioctl", "lsm", "", 5)
+
+
+@pytest.mark.parametrize("hooks", [PLAIN, ("drm_ioctl", "file_ioctl")])
+def test_how_calls_end_has_no_series_where_nobody_sees_it(hooks: tuple[str, ...]) -> None:
+    usage = Usage(POD, GPU, "nvidia", counts(0, 40, wait_ns=7), 1.0, True, hooks)
+    device = DeviceUsage(GPU, "nvidia", counts(0, 40), ZERO, {}, 0, 1.0, hooks)
+    view = dataclasses.replace(VIEW, usage=(usage,), device_usage=(device,), hooks=(*VIEW.hooks[:1], LSM))
+    assert select(view, "kubenpu_ioctl_total", device=GPU)["alloc"] == 40
+    assert select(view, "kubenpu_device_ioctl_total", device=GPU)["alloc"] == 40
+    assert select(view, "kubenpu_attribution_imbalance", device=GPU) == {"": 0}
+    for name in ("kubenpu_ioctl_errors_total", "kubenpu_ioctl_wait_seconds_total"):
+        assert select(view, name, device=GPU) == {}
+
+
+def test_a_hook_that_is_off_takes_only_its_own_devices_along() -> None:
+    usage = (Usage(POD, GPU, "nvidia", counts(0, 40), 1.0, True, PLAIN), *VIEW.usage)
+    view = dataclasses.replace(VIEW, usage=usage)
+    assert select(view, "kubenpu_ioctl_total", device=GPU) == {}
+    assert select(view, "kubenpu_ioctl_total", device=IGPU)["alloc"] == 20
+    off = dataclasses.replace(VIEW, usage=usage, hooks=(HookStatus("drm_ioctl", "off", "no drm", 5), LSM))
+    assert select(off, "kubenpu_ioctl_total", device=GPU)["alloc"] == 40
+    assert select(off, "kubenpu_ioctl_total", device=IGPU) == {}
+
+
+def test_a_hook_without_a_device_is_not_shown() -> None:
+    view = dataclasses.replace(VIEW, hooks=(HookStatus("file_ioctl", "off", "no such device", 5, needed=False),))
+    assert select(view, "kubenpu_hook_up", hook="file_ioctl") == {}
 
 
 def test_pods_host_departed_unattributed_and_losses_are_the_device_total() -> None:

@@ -186,7 +186,7 @@ def test_device_events_that_end_are_said_once_and_scanned_for(rig: Rig) -> None:
 
 
 def test_a_host_without_device_events(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> DeviceWatch:
+    def refuse(_subsystems: object) -> DeviceWatch:
         raise SourceError("No device events: no netlink", "Allow AF_NETLINK sockets")
 
     monkeypatch.setattr(daemon, "DeviceWatch", refuse)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kubenpu.kernel import attach
-from kubenpu.kernel.attach import LADDER, LoadRequest, Target
+from kubenpu.kernel.attach import LoadRequest, Target
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS, Hook
 from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
 from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
@@ -47,7 +48,7 @@ class Machine:
     requests: list[LoadRequest] = field(default_factory=list)
     stores: list[FakeStore] = field(default_factory=list)
     devices_known: list[int] = field(default_factory=list)  # rules written by each store when the hook was attached
-    detached: int = 0
+    detached: list[str] = field(default_factory=list)
     refuse: KernelError | None = None
 
     @property
@@ -71,22 +72,22 @@ class Machine:
             raise self.refuse
         self.pin_counters(request)
         self.devices_known = [len(store.rules) for store in self.stores]
-        return replace(KPROBE, since_ns=request.since_ns)
+        return replace(KPROBE, hook=request.hook.name, since_ns=request.since_ns)
 
     def make_maps(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> None:
         self.pin_counters(request)
 
     def pin_counters(self, request: LoadRequest) -> None:
         request.pins.make()
-        for name in attach.COUNTERS:
+        for name in (*SHARED_MAPS, *request.hook.maps):
             request.pins.map(name).touch()
 
     def open_store(self, directory: Path) -> FakeStore:
         self.stores.append(FakeStore(directory))
         return self.stores[-1]
 
-    def detach(self, _pins: Pins) -> None:
-        self.detached += 1
+    def detach(self, _pins: Pins, hook: Hook) -> None:
+        self.detached.append(hook.name)
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> 
     machine.run_directory.mkdir()
     (machine.run_directory / STATE_NAME).write_text("{")
     assert machine.probe("load") == 0
-    ((hook,), module) = read_state(machine.run_directory)
+    ((hook, _), module) = read_state(machine.run_directory)
     assert (hook.mechanism, module) == ("kprobe", 4711)
     assert "is damaged" in errors()
 
@@ -210,25 +211,28 @@ def test_settings_that_cannot_be_read(machine: Machine, errors: Errors) -> None:
 def test_load_hands_on_what_was_asked_for(machine: Machine, errors: Errors) -> None:
     assert machine.probe("load") == 0
     (request,) = machine.requests
-    assert (request.mechanisms, request.target) == (LADDER, Target())
-    assert (request.pins, request.slots, request.object_path) == (machine.pins, 8192, attach.object_path())
-    assert errors() == "drm_ioctl: kprobe (fentry: drm has no BTF)\n"
+    assert (request.hook, request.mechanisms, request.target) == (DRM_IOCTL, DRM_IOCTL.ladder, None)
+    assert (request.pins, request.slots) == (machine.pins, 8192)
+    assert request.object_path == attach.object_path(DRM_IOCTL)
+    assert errors() == "drm_ioctl: kprobe (fentry: drm has no BTF)\nfile_ioctl: off (no such device)\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "mechanisms", "target"),
     [
-        (("--mechanism", "kprobe.multi"), ("kprobe.multi",), Target()),
-        (("--mechanism", "auto"), LADDER, Target()),
+        (("--mechanism", "kprobe.multi"), ("kprobe.multi",), None),
+        (("--mechanism", "auto"), DRM_IOCTL.ladder, None),
+        (("--mechanism", "lsm"), DRM_IOCTL.ladder, None),  # none of this hook's
         (("--uprobe", "/opt/a:b/work:ioctl"), ("uprobe",), Target("ioctl", Path("/opt/a:b/work"))),
     ],
 )
 def test_load_of_one_mechanism(
-    machine: Machine, arguments: tuple[str, ...], mechanisms: tuple[str, ...], target: Target
+    machine: Machine, arguments: tuple[str, ...], mechanisms: tuple[str, ...], target: Target | None
 ) -> None:
-    assert machine.probe("load", "--object", "/tmp/other.o", *arguments) == 0
+    assert machine.probe("load", "--objects", "/tmp/other", *arguments) == 0
     (request,) = machine.requests
-    assert (request.mechanisms, request.target, request.object_path) == (mechanisms, target, Path("/tmp/other.o"))
+    assert (request.mechanisms, request.target) == (mechanisms, target)
+    assert request.object_path == Path("/tmp/other/drm_ioctl.bpf.o")
 
 
 def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Machine) -> None:
@@ -237,7 +241,42 @@ def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Mach
     assert sorted(store.addresses.values()) == sorted(device.address for device in DEVICES)
     assert machine.devices_known == [sum(len(device.nodes) for device in DEVICES)]  # before the first call is seen
     hooks, module = read_state(machine.run_directory)
-    assert (hooks, module) == ((replace(KPROBE, since_ns=machine.requests[0].since_ns),), 4711)
+    assert (hooks[0], module) == (replace(KPROBE, since_ns=machine.requests[0].since_ns), 4711)
+
+
+def test_a_character_device_brings_the_second_hook(machine: Machine, errors: Errors) -> None:
+    home = machine.place / "sys/devices/virtual/kfd/kfd"
+    home.mkdir(parents=True)
+    (home / "uevent").write_text("MAJOR=236\nMINOR=0\nDEVNAME=kfd\n")
+    (home / "subsystem").symlink_to("../../../../class/kfd")
+    (machine.place / "sys/dev/char").mkdir(parents=True)
+    (machine.place / "sys/dev/char/236:0").symlink_to(home)
+    assert machine.probe("load") == 0
+    assert [request.hook for request in machine.requests] == [DRM_IOCTL, FILE_IOCTL]
+    assert [(r.major, r.minor) for r in machine.stores[0].node_rules] == [(236, 0)]
+    assert [h.hook for h in read_state(machine.run_directory)[0] if h.needed] == ["drm_ioctl", "file_ioctl"]
+    first = machine.requests[1].since_ns
+    assert machine.probe("load", "--mechanism", "lsm") == 0
+    assert (machine.requests[3].mechanisms, machine.requests[3].since_ns) == (("lsm",), first)
+    (machine.place / "sys/dev/char/236:0").unlink()
+    errors()
+    assert machine.probe("load") == 0
+    assert "file_ioctl: off (no such device)" in errors()
+    assert machine.detached[1:] == ["file_ioctl"]
+
+
+def test_the_second_hook_fails_alone(machine: Machine, errors: Errors, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: LoadRequest, facts: KernelFacts, messages: object) -> HookStatus:
+        if request.hook is FILE_IOCTL:
+            raise KernelError("the verifier said no\nand more", "Report this")
+        return machine.load(request, facts, messages)
+
+    monkeypatch.setattr(attach, "load", refuse)
+    monkeypatch.setattr(probe, "has_char_nodes", lambda _inventory: True)
+    assert machine.probe("load") == 0
+    assert "file_ioctl: the verifier said no" in errors()
+    first, second = read_state(machine.run_directory)[0]
+    assert (first.mechanism, second.mechanism, second.reason) == ("kprobe", "off", "the verifier said no")
 
 
 def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
@@ -246,7 +285,7 @@ def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
     assert machine.requests[1].since_ns == machine.requests[0].since_ns
 
 
-@pytest.mark.parametrize("lost", attach.COUNTERS)
+@pytest.mark.parametrize("lost", SHARED_MAPS)
 def test_counting_begins_anew_when_somebody_removed_a_pin(machine: Machine, errors: Errors, lost: str) -> None:
     machine.probe("load")
     left = machine.pins.root / "left"
@@ -259,21 +298,21 @@ def test_counting_begins_anew_when_somebody_removed_a_pin(machine: Machine, erro
     assert f"pins were missing ({lost}): totals since boot are gone" in errors()
 
 
-@pytest.mark.parametrize(("module", "detached"), [(4711, 0), (4712, 1), (None, 1)])
+@pytest.mark.parametrize(("module", "detached"), [(4711, []), (4712, ["drm_ioctl"]), (None, ["drm_ioctl"])])
 def test_a_hook_on_a_module_that_was_reloaded_is_taken_off_first(
-    machine: Machine, module: int | None, detached: int
+    machine: Machine, module: int | None, detached: list[str]
 ) -> None:
     write_state(machine.run_directory, (KPROBE,), 4711)
     machine.drm_module = module
     assert machine.probe("load") == 0
-    assert machine.detached == detached
+    assert machine.detached == [*detached, "file_ioctl"]  # for which there is no device
     assert read_state(machine.run_directory)[1] == module
 
 
 def test_a_uprobe_does_not_mind_what_drm_does(machine: Machine) -> None:
     write_state(machine.run_directory, (KPROBE,), None)
     assert machine.probe("load", "--uprobe", "/bin/work:f") == 0
-    assert machine.detached == 0
+    assert machine.detached == ["file_ioctl"]
 
 
 def test_the_store_is_closed_when_rules_cannot_be_written(machine: Machine, errors: Errors) -> None:
@@ -289,7 +328,7 @@ def test_unload_removes_every_pin_and_forgets_the_hook(machine: Machine, errors:
     assert machine.probe("unload") == 0
     assert not machine.pins.directory.exists()
     assert read_state(machine.run_directory) == ((), None)
-    assert errors() == f"removed {len(attach.COUNTERS)} pins below {machine.pins.directory}\n"
+    assert errors() == f"removed {len((*SHARED_MAPS, *FILE_IOCTL.maps))} pins below {machine.pins.directory}\n"
     assert machine.probe("unload") == 0
 
 

@@ -3,8 +3,9 @@
 
 Owns the cache directory (KUBENPU_VM_CACHE, else /var/cache/kubenpu-vm). An image is a directory named after the guest
 and the hash of its recipe and of the code that builds it: `root.img` (ext4), `vmlinuz`, `initrd.img` and `kernel`
-(its release). It is complete or absent; images of older recipes of the same guest are removed. Needs root, mmdebstrap
-and mke2fs. Refuses to touch a booted image: guests run on snapshots of it.
+(its release). It is complete or absent; images of older recipes of the same guest are removed. The test module
+(module/) is compiled inside for the image's kernel: `modprobe fakeaccel`. Needs root, mmdebstrap and mke2fs. Refuses
+to touch a booted image: guests run on snapshots of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 from tests.vm import initramfs
 
 RECIPES = Path(__file__).with_name("images.toml")
+MODULE = Path(__file__).with_name("module")
 JOB_UNIT = "kubenpu-job.service"
 FREE_BYTES = 2 << 30
 
@@ -53,6 +56,16 @@ umount -l /mnt
 """
 
 
+# While these run /proc is mounted in the new root, which objtool of newer kernels needs.
+MODULE_HOOKS = (
+    f"copy-in {shlex.quote(str(MODULE))} /usr/src",
+    'release=$(basename "$1"/boot/vmlinuz-*); release=${release#vmlinuz-}; '
+    'chroot "$1" make -s -C "/lib/modules/$release/build" M=/usr/src/module modules '
+    '&& install -D -m 644 "$1"/usr/src/module/fakeaccel.ko "$1/lib/modules/$release/updates/fakeaccel.ko" '
+    '&& chroot "$1" depmod "$release"',
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything an image is made of."""
@@ -68,7 +81,8 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        code = "".join(Path(module).read_text() for module in (__file__, initramfs.__file__))
+        files = (Path(__file__), Path(initramfs.__file__), *sorted(MODULE.iterdir()))
+        code = "".join(file.read_text() for file in files)
         text = json.dumps(asdict(self), sort_keys=True) + code
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -154,7 +168,9 @@ def _bootstrap(recipe: Recipe, root: Path) -> None:
     sources = [f"deb {recipe.mirror} {suite} main" for suite in (recipe.suite, *recipe.more_suites)]
     command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(recipe.packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude]
-    command += ["--aptopt=Acquire::Languages none", recipe.suite, str(root), *sources]
+    command += ["--aptopt=Acquire::Languages none"]
+    command += [f"--customize-hook={hook}" for hook in MODULE_HOOKS]
+    command += [recipe.suite, str(root), *sources]
     # INITRD=No: the kernel package then makes no initramfs; ours is smaller and boots faster.
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "INITRD": "No"})
 

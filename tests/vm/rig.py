@@ -31,6 +31,7 @@ from tests.vm import image, stage
 TREE = Path(__file__).resolve().parents[2]
 RUNS = TREE / "build/vm"
 DEADLINE_SECONDS = 900.0
+SPARE_PCI_SLOTS = (8, 9)  # devices that the test module pretends to drive
 KERNEL_ARGS = ("root=/dev/vda", "rw", "console=ttyS0", "quiet", "panic=-1", "mitigations=off", "random.trust_cpu=on")
 
 JOB = """\
@@ -161,6 +162,7 @@ def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
         ("drive", f"file={guest.root},format=raw,if=virtio,snapshot=on"),
         ("drive", f"file={job.payload},format=raw,if=virtio,readonly=on"),
         ("device", "virtio-gpu-pci,addr=2"),
+        *(("device", f"pci-testdev,addr={slot}") for slot in SPARE_PCI_SLOTS),
         ("device", "virtio-9p-pci,fsdev=share,mount_tag=share"),
         ("device", "virtio-rng-pci"),
         ("device", "virtio-serial-pci"),

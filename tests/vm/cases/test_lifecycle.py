@@ -66,7 +66,7 @@ def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) ->
 
 def _attached_body() -> str:
     """Id of the program behind the exit hook."""
-    command = ["bpftool", "-j", "map", "dump", "pinned", "/sys/fs/bpf/kubenpu/1/exit_body"]
+    command = ["bpftool", "-j", "map", "dump", "pinned", "/sys/fs/bpf/kubenpu/1/drm_ioctl_exit_body"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -68,8 +68,8 @@ def probe(*arguments: str) -> str:
     return done.stderr
 
 
-def mechanism() -> str:
-    return str(json.loads(STATE.read_text())["hooks"][0]["mechanism"])
+def mechanism(hook: str = "drm_ioctl") -> str:
+    return next(str(h["mechanism"]) for h in json.loads(STATE.read_text())["hooks"] if h["hook"] == hook)
 
 
 def reason() -> str:

@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #define MAX_THREADS 64
-#define MAX_STEPS 16
+#define MAX_STEPS 128
 #define BUFFER_BYTES 4096
 
 /* ---- the tally: one row per thread, so that threads share no cache line --------------------------------------- */
@@ -91,20 +91,40 @@ struct client {
 	uint32_t virtio_handle, dumb_handle;
 };
 
-static long call(struct client *client, unsigned int nr, unsigned int dir, unsigned int size, void *arg)
+static bool compat;
+
+/* As a 32-bit program calls: the argument has to lie in the first 4 GiB. */
+static long compat_ioctl(int fd, unsigned int cmd, void *arg)
 {
-	unsigned int cmd = _IOC(dir, client->type, nr, size);
-	struct count *count = &client->by_nr[nr];
+	long result = -ENOSYS;
+#ifdef __x86_64__
+	__asm__ volatile("int $0x80" : "=a"(result) : "a"(54), "b"(fd), "c"(cmd), "d"(arg) : "memory");
+	result = (int)result;
+#endif
+	if (result >= 0)
+		return result;
+	errno = -result;
+	return -1;
+}
+
+static long call_whole(struct client *client, unsigned int cmd, void *arg)
+{
+	struct count *count = &client->by_nr[cmd & 0xff];
 	long result;
 
 	count->started++;
 	atomic_signal_fence(memory_order_seq_cst);
-	result = syscall(SYS_ioctl, client->fd, cmd, arg);
+	result = compat ? compat_ioctl(client->fd, cmd, arg) : syscall(SYS_ioctl, client->fd, cmd, arg);
 	if (result < 0)
 		count->error++;
 	else
 		count->ok++;
 	return result;
+}
+
+static long call(struct client *client, unsigned int nr, unsigned int dir, unsigned int size, void *arg)
+{
+	return call_whole(client, _IOC(dir, client->type, nr, size), arg);
 }
 
 #define CALL(client, nr, arg) call(client, nr, _IOC_READ | _IOC_WRITE, sizeof(*(arg)), arg)
@@ -247,8 +267,9 @@ static const struct action {
 /* ---- the script --------------------------------------------------------------------------------------------------- */
 
 static struct step {
-	const struct action *action; /* NULL: the raw number, with 16 zero bytes */
+	const struct action *action; /* NULL: a raw call, with 16 zero bytes */
 	unsigned int nr;
+	bool whole; /* `nr` is the whole command; it is told under its low byte */
 	unsigned long count;
 } steps[MAX_STEPS];
 
@@ -260,11 +281,11 @@ static volatile sig_atomic_t stopped;
 
 static void usage(void)
 {
-	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
-			"                [--seconds S] [--type CHAR] [--hold] [--tally FILE]\n"
+	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR|=COMMAND[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
+			"                [--seconds S] [--type CHAR|NUMBER] [--compat] [--hold] [--tally FILE]\n"
 			"       workload --read FILE\n"
 			"Prints one line of JSON: {\"calls\": {\"0x43\": [ok, error, started], ...}}. --rate is per thread.\n"
-			"--hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
+			"--compat: raw calls as a 32-bit program makes them. --hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
 	for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++)
 		fprintf(stderr, "  %-16s %s\n", actions[i].name, actions[i].calls);
 	exit(2);
@@ -285,8 +306,10 @@ static void parse_step(char *text)
 			step->action = &actions[i];
 	if (step->action)
 		return;
+	step->whole = *text == '=';
+	text += step->whole;
 	step->nr = strtoul(text, &end, 0);
-	if (end == text || *end || step->nr > 255)
+	if (end == text || *end || (!step->whole && step->nr > 255))
 		usage();
 }
 
@@ -310,12 +333,15 @@ static void pace(double begin, unsigned long done)
 
 static void run_step(struct client *client, const struct step *step)
 {
-	char zeros[16] = {0};
+	static char zeros[MAX_THREADS][16]; /* static: below 4 GiB */
+	char *zero = zeros[(struct row *)client->by_nr - rows];
 
 	if (step->action)
 		step->action->run(client);
+	else if (step->whole)
+		call_whole(client, step->nr, zero);
 	else
-		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros), zeros);
+		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros[0]), zero);
 }
 
 static void *work(void *row)
@@ -379,7 +405,8 @@ int main(int argc, char **argv)
 		{"threads", required_argument, NULL, 't'}, {"rate", required_argument, NULL, 'r'},
 		{"seconds", required_argument, NULL, 's'}, {"type", required_argument, NULL, 'T'},
 		{"hold", no_argument, NULL, 'h'},	   {"tally", required_argument, NULL, 'f'},
-		{"read", required_argument, NULL, 'R'},	   {0},
+		{"read", required_argument, NULL, 'R'},	   {"compat", no_argument, NULL, 'c'},
+		{0},
 	};
 	const char *tally = NULL, *read_from = NULL;
 	bool hold = false;
@@ -395,8 +422,9 @@ int main(int argc, char **argv)
 		case 't': thread_count = strtoul(optarg, NULL, 0); break;
 		case 'r': rate = strtod(optarg, NULL); break;
 		case 's': seconds = strtod(optarg, NULL); break;
-		case 'T': ioctl_type = (unsigned char)optarg[0]; break;
+		case 'T': ioctl_type = optarg[1] ? strtoul(optarg, NULL, 0) & 0xff : (unsigned char)optarg[0]; break;
 		case 'h': hold = true; break;
+		case 'c': compat = true; break;
 		case 'f': tally = optarg; break;
 		case 'R': read_from = optarg; break;
 		default: usage();

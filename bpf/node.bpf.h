@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * From the device number of a character device and a command to a device slot and a kind: two array look-ups for a
+ * device that is no accelerator, none for any other file.
+ */
+#ifndef KNPU_NODE_BPF_H
+#define KNPU_NODE_BPF_H
+
+#include "count.bpf.h"
+#include "file_ioctl.h"
+
+#define S_IFMT 0170000
+#define S_IFCHR 0020000
+
+/* majors, nodes, tables: written by user space at discovery, read here. Full: user space refuses the node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KNPU_MAJORS);
+	__type(key, __u32);
+	__type(value, struct knpu_major);
+} majors SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KNPU_BLOCKS * KNPU_BLOCK_MINORS);
+	__type(key, __u32);
+	__type(value, struct knpu_node);
+} nodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KNPU_TABLES);
+	__type(key, __u32);
+	__type(value, struct knpu_table);
+} tables SEC(".maps");
+
+/* Commands that the VFS answers for every file: the driver never sees them. */
+static __always_inline int is_of_vfs(__u32 cmd)
+{
+	switch (cmd) {
+	case 0x5421:	/* FIONBIO */
+	case 0x5450:	/* FIONCLEX */
+	case 0x5451:	/* FIOCLEX */
+	case 0x5452:	/* FIOASYNC */
+	case 0x5460:	/* FIOQSIZE */
+		return 1;
+	}
+	return 0;
+}
+
+struct search {
+	__u32 cmd;
+	__u32 table1;
+	__u32 kind;
+};
+
+static long try_table(__u32 i, struct search *s)
+{
+	__u32 index = s->table1 - 1;
+	struct knpu_table *table = bpf_map_lookup_elem(&tables, &index);	/* NULL at the end of the chain */
+
+	if (!table)
+		return 1;
+	if (((s->cmd >> 8) & table->mask) == table->value) {
+		s->kind = table->kind[s->cmd & 0xff];
+		return 1;
+	}
+	s->table1 = table->next1;
+	return 0;
+}
+
+/* Slow only in comparison: for calls of accelerators. */
+static __always_inline __u32 kind_by_tables(__u32 table1, __u32 cmd)
+{
+	struct search s = { .cmd = cmd, .table1 = table1, .kind = KNPU_KINDS - 1 };
+
+	if (try_table(0, &s) == 0)
+		bpf_loop(KNPU_CHAIN - 1, try_table, &s, 0);
+	return s.kind < KNPU_KINDS ? s.kind : KNPU_KINDS - 1;
+}
+
+/* The whole program: one call of a character device, before its driver sees it. */
+static __always_inline void count_node(__u32 rdev, __u32 cmd)
+{
+	__u32 number = rdev >> 20, minor = rdev & 0xfffff, index = 0;
+	struct knpu_major *major = bpf_map_lookup_elem(&majors, &number);
+	struct knpu_node *node = NULL;
+
+	if (!major || !major->block1 || is_of_vfs(cmd))
+		return;
+	if (minor < KNPU_BLOCK_MINORS) {
+		index = (major->block1 - 1) * KNPU_BLOCK_MINORS + minor;
+		node = bpf_map_lookup_elem(&nodes, &index);
+	}
+	if (node && node->slot1)
+		count_call(node->slot1 - 1, kind_by_tables(node->table1, cmd), &index);
+	else if (major->whole)
+		lose(KNPU_LOST_DEVICE_UNKNOWN);
+}
+
+#endif

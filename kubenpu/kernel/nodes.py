@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which character devices are accelerators and what their commands are for: the maps majors, nodes and tables.
+
+Works on mapped memory while the kernel reads it: a chain of tables is complete before a node refers to it, a node
+before its major, and what is taken away goes in the opposite order. What no node refers to is free. Kept nowhere else,
+so whoever writes next finds what there is. The owner serialises, and gives the views, which are released by close().
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+
+from kubenpu.kernel import layout
+from kubenpu.model.sample import CommandTable, NodeRule
+
+_TABLE_BYTES = ctypes.sizeof(layout.Table)
+_WHOLE = 1 << 32
+_RESERVED_MAJOR, _RESERVED_BLOCK = layout.MAJORS - 1, layout.BLOCKS - 1  # of the self-test
+
+Nodes = dict[tuple[int, int], int]  # (major, minor) -> the word of knpu_node
+
+
+class NodeRules:
+    """The three maps of one node."""
+
+    def __init__(self, majors: memoryview, nodes: memoryview, tables: memoryview) -> None:
+        self._views = (majors, nodes, tables)
+        self._majors, self._nodes, self._tables = majors.cast("Q"), nodes.cast("Q"), tables
+
+    def close(self) -> None:
+        for view in (self._majors, self._nodes, *self._views):
+            view.release()
+
+    def write(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
+        """Makes exactly these nodes counted and no others. Returns rules that the maps cannot hold."""
+        blocks = self._blocks()
+        taken = self._used_tables(blocks)
+        wanted: Nodes = {}
+        whole: dict[int, bool] = {}
+        refused = []
+        for rule in rules:
+            first1 = self._place(rule.tables, taken)
+            if first1 is None or rule.minor >= layout.BLOCK_MINORS or not self._block(rule.major, blocks):
+                refused.append(rule)
+                continue
+            wanted[rule.major, rule.minor] = rule.slot + 1 | first1 << 32
+            whole[rule.major] = whole.get(rule.major, True) and rule.whole
+        self._apply(wanted, whole, blocks)
+        return refused
+
+    def _blocks(self) -> dict[int, int]:
+        """Major -> block + 1 of those that have one."""
+        found = {major: word & 0xFFFFFFFF for major, word in enumerate(self._majors[:_RESERVED_MAJOR].tolist()) if word}
+        return {major: block1 for major, block1 in found.items() if 0 < block1 <= _RESERVED_BLOCK}
+
+    def _block(self, major: int, blocks: dict[int, int]) -> int | None:
+        """Its block + 1, given out now if it has none; None when all are in use."""
+        if major not in blocks and 0 <= major < _RESERVED_MAJOR:
+            free = set(range(1, _RESERVED_BLOCK + 1)) - set(blocks.values())
+            if free:
+                blocks[major] = min(free)
+        return blocks.get(major)
+
+    def _row(self, block1: int) -> memoryview:
+        return self._nodes[(block1 - 1) * layout.BLOCK_MINORS : block1 * layout.BLOCK_MINORS]
+
+    # ---- tables ----
+
+    def _used_tables(self, blocks: Mapping[int, int]) -> set[int]:
+        """Indexes of the tables that a node refers to now."""
+        used: set[int] = set()
+        for block1 in blocks.values():
+            for word in set(self._row(block1).tolist()):
+                index1 = word >> 32
+                while 0 < index1 <= layout.TABLES and index1 - 1 not in used:
+                    used.add(index1 - 1)
+                    index1 = self._table(index1 - 1).next1
+        return used
+
+    def _table(self, index: int) -> layout.Table:
+        return layout.Table.from_buffer_copy(self._tables, index * _TABLE_BYTES)
+
+    def _place(self, tables: tuple[CommandTable, ...], taken: set[int]) -> int | None:
+        """Index + 1 of the first table of such a chain, 0 for none, None when there is no room."""
+        if len(tables) > layout.CHAIN:
+            return None
+        next1 = 0
+        for table in reversed(tables):
+            entry = layout.Table(mask=table.mask, value=table.value, next1=next1)
+            ctypes.memmove(ctypes.byref(entry, layout.Table.kind.offset), table.kinds, 256)
+            index = self._find(bytes(entry), taken)
+            if index is None:
+                return None
+            taken.add(index)
+            next1 = index + 1
+        return next1
+
+    def _find(self, entry: bytes, taken: set[int]) -> int | None:
+        """Where this very table stands already, else a free place into which it is written."""
+        for index in taken:
+            if self._tables[index * _TABLE_BYTES : (index + 1) * _TABLE_BYTES] == entry:
+                return index
+        free = next((index for index in range(layout.TABLES) if index not in taken), None)
+        if free is not None:
+            self._tables[free * _TABLE_BYTES : (free + 1) * _TABLE_BYTES] = entry
+        return free
+
+    # ---- nodes ----
+
+    def _apply(self, wanted: Nodes, whole: Mapping[int, bool], blocks: Mapping[int, int]) -> None:
+        for major, block1 in blocks.items():
+            row = self._row(block1)
+            if major not in whole:
+                self._set(self._majors, major, 0)
+            elif not self._majors[major]:
+                row[:] = memoryview(bytes(len(row) * 8)).cast("Q")  # whoever had the block before
+            for minor, word in enumerate(row.tolist()):
+                if word != wanted.get((major, minor), 0):
+                    row[minor] = wanted.get((major, minor), 0)
+            if major in whole:
+                self._set(self._majors, major, block1 | _WHOLE * whole[major])
+
+    @staticmethod
+    def _set(words: memoryview, index: int, word: int) -> None:
+        if words[index] != word:
+            words[index] = word

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Character devices outside drm: exact counts by type byte and number, chains of tables, unknown minors, hot plug."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kubenpu.kernel import layout
+from kubenpu.kernel.store import CounterStore
+from kubenpu.model.kinds import Kind
+from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
+from tests.bpf.conftest import RENDER, SUBMIT, Hooked, command, conserved
+from tests.bpf.conftest import kinds as drm_kinds
+
+MAJOR = 195
+GASKET, APEX = 0xDC, 0x7F
+
+
+def kinds(**by_nr: int) -> bytes:
+    table = bytearray([Kind.OTHER]) * 256
+    for name, nr in by_nr.items():
+        table[nr] = Kind[name.upper()]
+    return bytes(table)
+
+
+def rule(
+    minor: int, slot: int, tables: Iterable[CommandTable] = (), major: int = MAJOR, whole: bool = True
+) -> NodeRule:
+    return NodeRule(major, minor, slot, tuple(tables), whole)
+
+
+TABLES = (
+    CommandTable(0xFFFFFF, 0x300000, kinds(context=1)),  # one command as a whole
+    CommandTable(0xFF, GASKET, kinds(map=8, submit=SUBMIT)),
+    CommandTable(0xFF, APEX, kinds(free=8)),
+)
+
+
+def ready(hooked: Hooked, rules: Iterable[NodeRule]) -> CounterStore:
+    hooked.load()
+    store = hooked.open()
+    for address in ("0000:01:00.0", "0000:02:00.0", "kfd"):
+        store.assign_slot(address)
+    assert store.write_nodes(rules) == []
+    return store
+
+
+def calls(store: CounterStore, slot: int) -> dict[Kind, int]:
+    counted = store.read().after[slot].counts.calls
+    return {kind: counted[kind] for kind in Kind if counted[kind]}
+
+
+def test_type_number_and_whole_commands(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(0, 0, TABLES), rule(1, 1)])
+    rdev = MAJOR << 20
+    for cmd, count in (
+        (GASKET << 8 | 8, 10),
+        (0xC010 << 16 | GASKET << 8 | 8, 5),  # size and direction mean nothing
+        (APEX << 8 | 8, 7),
+        (0x30000001, 3),
+        (1, 2),  # the same number, another command
+        (GASKET << 8 | 9, 4),
+        (ord("Z") << 8 | 8, 6),
+    ):
+        hooked.run(rdev, cmd, count, 1)
+    hooked.run(rdev | 1, GASKET << 8 | 8, 11, 1)
+    assert calls(store, 0) == {Kind.MAP: 15, Kind.FREE: 7, Kind.CONTEXT: 3, Kind.OTHER: 12}
+    assert calls(store, 1) == {Kind.OTHER: 11}
+    conserved(store.read())
+
+
+def test_four_threads_at_full_rate_are_exact(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(255, 0, TABLES)])
+    done = hooked.run(MAJOR << 20 | 255, GASKET << 8 | SUBMIT, 200_000, 4)
+    assert calls(store, 0) == {Kind.SUBMIT: done}
+    assert done == 800_000
+    sample = store.read()
+    assert sample.after[0].counts.errors == (0,) * 7
+    assert sample.losses["program_skipped"] == 0
+    conserved(sample)
+
+
+def test_other_devices_and_calls_of_the_vfs_are_not_counted(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(0, 0, TABLES), rule(196, 2, major=10, whole=False)])
+    for rdev, cmd in ((136 << 20, 0x5401), (10 << 20 | 229, 8), (MAJOR << 20, 0x5421), (MAJOR << 20, 0x5451), (0, 0)):
+        hooked.run(rdev, cmd, 5, 1)
+    assert store.read().cells == ()
+    assert calls(store, 0) == calls(store, 2) == {}
+    assert not any(store.read().losses.values())
+
+
+def test_an_unknown_minor_is_declared_lost(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(0, 0)])
+    hooked.run(MAJOR << 20 | 3, 8, 5, 1)
+    hooked.run(MAJOR << 20 | layout.BLOCK_MINORS, 8, 2, 1)
+    assert store.read().losses["device_unknown"] == 7
+
+
+def test_devices_come_and_go_and_counters_stay(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(0, 0, TABLES), rule(0, 2, TABLES, major=243)])
+    hooked.run(MAJOR << 20, GASKET << 8 | 8, 3, 1)
+    store.write_nodes([rule(0, 2, TABLES, major=243)])
+    hooked.run(MAJOR << 20, GASKET << 8 | 8, 100, 1)  # nobody's now
+    store.write_nodes([rule(7, 0, TABLES), rule(0, 2, TABLES, major=243)])
+    hooked.run(MAJOR << 20 | 7, GASKET << 8 | 8, 4, 1)
+    hooked.run(243 << 20, APEX << 8 | 8, 9, 1)
+    assert calls(store, 0) == {Kind.MAP: 7}
+    assert calls(store, 2) == {Kind.FREE: 9}
+    assert hooked.open().slot_hooks() == {0: ("file_ioctl",), 1: (), 2: ("file_ioctl",)}
+
+
+def test_a_node_of_drm_and_one_beside_it_count_for_one_device(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(0, 0, TABLES)])
+    store.write_rules([DeviceRule(226, 128, 0, drm_kinds())])
+    hooked.run(RENDER, command(SUBMIT), 10, 2, 5)
+    hooked.run(MAJOR << 20, GASKET << 8 | SUBMIT, 5, 1, 1)
+    sample = store.read()
+    assert calls(store, 0) == {Kind.SUBMIT: 25}
+    assert sample.after[0].counts.errors[Kind.SUBMIT] == 4  # of the calls that came through drm
+    assert store.slot_hooks()[0] == ("drm_ioctl", "file_ioctl")
+    conserved(sample)
+
+
+def test_what_does_not_fit_is_refused_and_the_rest_counts(hooked: Hooked) -> None:
+    many = [CommandTable(0xFF, value, kinds(map=value)) for value in range(layout.CHAIN + 1)]
+    far = [rule(layout.BLOCK_MINORS, 0), rule(0, 0, major=layout.MAJORS - 1), rule(1, 1, many)]
+    store = ready(hooked, [])
+    assert store.write_nodes([rule(0, 0, TABLES), *far]) == far
+    crowd = [rule(0, 0, major=major) for major in range(300, 300 + layout.BLOCKS)]
+    assert store.write_nodes([rule(0, 0, TABLES), *crowd]) == crowd[-2:]  # one block is the self-test's
+    hooked.run(MAJOR << 20, GASKET << 8 | 8, 3, 1)
+    assert calls(store, 0) == {Kind.MAP: 3}
+
+
+def test_tables_are_shared_and_given_back(hooked: Hooked) -> None:
+    store = ready(hooked, [rule(minor, 0, TABLES) for minor in range(layout.TABLES)])
+    for value in range(60):
+        fresh = [CommandTable(0xFF, value, kinds(map=n)) for n in range(4)]
+        assert store.write_nodes([rule(0, 0, TABLES), rule(1, 1, fresh)]) == []

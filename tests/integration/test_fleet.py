@@ -127,8 +127,7 @@ def cluster_config(nodes: dict[str, int], ksm: str, directory: Path) -> dict[str
         case {"global": dict(common), "scrape_configs": [dict(kubenpud), dict(state)], **others}:
             targets = [{"targets": [f"localhost:{port}"], "labels": {"instance": n}} for n, port in nodes.items()]
             drop = {"source_labels": ["__name__"], "regex": "kubenpu_simulated", "action": "drop"}
-            kubenpud |= {"static_configs": targets}
-            kubenpud["metric_relabel_configs"].append(drop)
+            kubenpud |= {"static_configs": targets, "metric_relabel_configs": [drop]}
             state |= {"static_configs": [{"targets": [urllib.parse.urlsplit(ksm).netloc]}]}
             common |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
             return {**others, "global": common, "rule_files": [str(rules)], "scrape_configs": [kubenpud, state]}

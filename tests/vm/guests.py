@@ -2,7 +2,7 @@
 """pytest plugin on the host: every case below cases/ becomes one item per guest; each guest boots once for all of its.
 
 `pytest tests/vm` runs all; `-k`, node ids and -x work as usual; KUBENPU_VM_GUESTS=trixie,bookworm chooses guests.
-A guest boots when its first item is due and gets exactly the selected cases; an item passes when the guest said so.
+A guest gets exactly the selected cases, and two run at a time; an item passes when the guest said so.
 A case that is skipped inside a guest, or about which the guest said nothing, has failed; so has the whole run when a
 guest ended badly or its kernel complained.
 """
@@ -73,15 +73,14 @@ def _in_guest(case: pytest.Item, guest: str) -> GuestCase:
 
 
 def _run_of(item: GuestCase) -> GuestRun:
-    """The run of the item's guest; the previous guest is over when another one begins."""
+    """The run of the item's guest. With the first item all guests set out, as many at a time as the machine bears."""
     runs = item.config.stash[RUNS]
-    if item.guest not in runs:
-        for run in runs.values():
-            run.finish()
-        mine = [one.case for one in item.session.items if isinstance(one, GuestCase) and one.guest == item.guest]
-        capture = item.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():  # building an image takes a minute: show it
-            runs[item.guest] = GuestRun(item.guest, mine)
+    if not runs:
+        mine: dict[str, list[str]] = {}
+        for one in item.session.items:
+            if isinstance(one, GuestCase):
+                mine.setdefault(one.guest, []).append(one.case)
+        runs |= {guest: GuestRun(guest, cases) for guest, cases in mine.items()}
     return runs[item.guest]
 
 

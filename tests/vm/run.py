@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One guest's run of the cases: started, listened to while it goes on, and looked over when it has ended.
 
-Owns the powered guest, the machine's lock and the scratch directory between construction and `finish` or `cut`.
+Owns the powered guest, its place on this machine and the scratch directory until `finish` or `cut` is done.
 Results are read from results.jsonl in the share, where guest/reporting.py writes them. Raises nothing for what goes
 wrong in or with the guest: that is the text of a result or of `problem`.
 """
@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import subprocess
-import time
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from tests.vm import image, rig, stage
 
 COMMAND = "KUBENPU_VM_GUEST={guest} python3 -B -m pytest --rootdir=. -c /dev/null -p no:cacheprovider -v {cases}"
 POLL_SECONDS = 0.1
+PREPARING = threading.Lock()  # images and packages are made by one at a time
 KERNEL_COMPLAINT = re.compile(r"WARNING: |BUG: |Oops|general protection fault|KASAN|possible recursive locking")
 
 
@@ -36,68 +37,73 @@ class CaseResult:
 
 
 class GuestRun:
-    """One guest from power-on to power-off, what it has reported so far, and what went wrong besides cases."""
+    """One guest from power-on to power-off, followed by a thread of its own; other guests may run meanwhile."""
 
     def __init__(self, guest: str, cases: Sequence[str]) -> None:
         self.guest = guest
         self.summary = "did not boot"
         self.problem = ""
+        self._cases = cases
         self._results: dict[str, CaseResult] = {}
-        self._stack = ExitStack()
-        self._machine: rig.Machine | None = None
-        try:
-            self._start(cases)
-        except (OSError, subprocess.CalledProcessError, rig.GuestError) as error:
-            self._end(f"{error}")
-
-    def _start(self, cases: Sequence[str]) -> None:
-        self._image = image.ensure(self.guest)
-        self._stack.enter_context(rig.machine_lock())
-        scratch = Path(self._stack.enter_context(TemporaryDirectory()))
-        self._share = rig.fresh_share(self.guest)
-        output = self._stack.enter_context((self._share / "output.log").open("wb"))
-        job = rig.Job(COMMAND.format(guest=self.guest, cases=shlex.join(cases)), stage.make_payload(scratch))
-        self._machine = self._stack.enter_context(rig.Machine(self._image, job, self._share, output))
-        self.summary = f"{self._image.kernel_release}, did not come to its end"
+        self._news = threading.Condition()
+        self._over = False
+        self._cut = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=guest, daemon=True)
+        self._thread.start()
 
     def result(self, case: str) -> CaseResult:
         """The result of this case, as soon as the guest has it."""
-        while case not in self._results and self._machine is not None:
-            try:
-                on = self._machine.running()
-            except rig.GuestError as error:
-                self._end(f"{error}")
-                break
-            self._read_results()
-            if case not in self._results and not on:
-                self.finish()
-            time.sleep(POLL_SECONDS)
-        return self._results.get(case) or CaseResult("failed", 0.0, f"The guest said nothing of it.\n{self.problem}")
+        with self._news:
+            self._news.wait_for(lambda: self._over or case in self._results)
+            return self._results.get(case) or CaseResult(
+                "failed", 0.0, f"The guest said nothing of it.\n{self.problem}"
+            )
 
     def finish(self) -> None:
-        """Wait until the guest has switched itself off, and look at what it left."""
-        if self._machine is None:
-            return
+        """Wait until the guest has switched itself off and was looked over."""
+        self._thread.join()
+
+    def cut(self) -> None:
+        """Power off, whatever the guest is doing."""
+        self._cut.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
         try:
-            outcome = self._machine.wait()
-        except rig.GuestError as error:
-            self._end(f"{error}")
-            return
+            with ExitStack() as stack:
+                machine = self._power_on(stack)
+                while machine.running() and not self._cut.wait(POLL_SECONDS):
+                    self._read_results()
+                if not self._cut.is_set():
+                    self._look_over(machine.wait())
+        except (OSError, subprocess.CalledProcessError, rig.GuestError) as error:
+            self.problem = f"{error}"
+        finally:
+            with self._news:
+                self._over = True
+                self._news.notify_all()
+
+    def _power_on(self, stack: ExitStack) -> rig.Machine:
+        with PREPARING:
+            self._image = image.ensure(self.guest)
+        stack.enter_context(rig.machine_lock())
+        scratch = Path(stack.enter_context(TemporaryDirectory()))
+        self._share = rig.fresh_share(self.guest)
+        output = stack.enter_context((self._share / "output.log").open("wb"))
+        with PREPARING:
+            payload = stage.make_payload(scratch)
+        job = rig.Job(COMMAND.format(guest=self.guest, cases=shlex.join(self._cases)), payload)
+        self.summary = f"{self._image.kernel_release}, did not come to its end"
+        return stack.enter_context(rig.Machine(self._image, job, self._share, output))
+
+    def _look_over(self, outcome: rig.Outcome) -> None:
+        self._read_results()
         built = f", image built in {self._image.build_seconds:.0f} s" if self._image.build_seconds else ""
         times = f"booted in {outcome.boot_seconds:.0f} s, cases took {outcome.job_seconds:.0f} s"
         self.summary = f"{self._image.kernel_release}{built}, {times}"
         failed = any(result.outcome != "passed" for result in self._results.values())
         oddly_ended = outcome.rc != 0 and not failed
-        self._end("\n".join([*self._kernel_complaints(), *([self._output()] if oddly_ended else [])]))
-
-    def cut(self) -> None:
-        """Power off, whatever the guest is doing."""
-        self._end(self.problem)
-
-    def _end(self, problem: str) -> None:
-        self.problem = problem
-        self._machine = None
-        self._stack.close()
+        self.problem = "\n".join([*self._kernel_complaints(), *([self._output()] if oddly_ended else [])])
 
     def _read_results(self) -> None:
         lines = self._share / "results.jsonl"
@@ -105,7 +111,9 @@ class GuestRun:
             whole_lines = lines.read_text().rpartition("\n")[0].splitlines()
             for line in whole_lines[len(self._results) :]:
                 told = json.loads(line)
-                self._results[told["case"]] = CaseResult(told["outcome"], told["seconds"], told["text"])
+                with self._news:
+                    self._results[told["case"]] = CaseResult(told["outcome"], told["seconds"], told["text"])
+                    self._news.notify_all()
 
     def _kernel_complaints(self) -> list[str]:
         journal = (self._share / "journal.txt").read_text(errors="replace").splitlines()

@@ -240,6 +240,7 @@ def test_every_table_of_a_character_device() -> None:
             assert done.total == sum(expected.values())
             grown_by = {kind: n - before.get(kind, 0) for kind, n in total(address).items()}
             assert {kind: n for kind, n in grown_by.items() if n} == expected, vendor
+    service.take_file_hook_off()
 
 
 def _interfaces() -> Iterator[tuple[str, str, str, Interface]]:

@@ -72,6 +72,7 @@ def devices(counting: None) -> Iterator[None]:
         yield
     for path in made:
         Path(path).unlink()
+    service.take_file_hook_off()
 
 
 def script(kinds: Mapping[int, str], times: int = 1) -> str:

@@ -72,6 +72,13 @@ def mechanism(hook: str = "drm_ioctl") -> str:
     return next(str(h["mechanism"]) for h in json.loads(STATE.read_text())["hooks"] if h["hook"] == hook)
 
 
+def take_file_hook_off() -> None:
+    """What the next load does when the last such device is gone."""
+    systemctl("reload", PROBE)
+    assert mechanism("file_ioctl") == "off"
+    assert not list(Path("/sys/fs/bpf/kubenpu/1").glob("file_ioctl_*_link"))
+
+
 def reason() -> str:
     return str(json.loads(STATE.read_text())["hooks"][0]["reason"])
 

@@ -15,7 +15,7 @@ from tests.packages.conftest import ROOT, listed, run
 
 HELPER = "usr/lib/systemd/systemd-update-helper"
 ABOUT = "licence and history"
-UNITS = ["kubenpu-probe.service", "kubenpud-metrics.socket", "kubenpud.service"]
+UNITS = sorted(path.name for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".socket"))
 
 
 class Root:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every privilege and every gap in the units' sandboxes is needed: without it the part it is for fails, and says so.
 
-Changes are drop-ins below /run; each case ends with the units as they are installed, running.
+Changes are drop-ins below /run. After the last case the units run as they are installed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,25 @@ from pathlib import Path
 import pytest
 
 from tests.vm.guest import service, wait
-from tests.vm.guest.service import DAEMON
+from tests.vm.guest.service import DAEMON, PROBE
 from tests.vm.guest.tightened import TIGHTENED, Tightened
 
 # Neither the kernel nor the version of systemd has a part in this.
 pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restored(counting: None) -> Iterator[None]:
+    """The units as they are installed, once at the end: to put them back after each case takes longer than the case."""
+    yield
+    _as_installed()
+
+
+def _as_installed() -> None:
+    for command in ("daemon-reload", "reset-failed"):
+        service.systemctl(command)
+    service.systemctl("restart", PROBE, DAEMON)
+    wait.until("both devices", lambda: len(service.devices()) == 2)
 
 
 @contextmanager
@@ -27,19 +41,17 @@ def _tightened(unit: str, *lines: str) -> Iterator[str]:
     drop_in = Path(f"/run/systemd/system/{unit}.d/tightened.conf")
     drop_in.parent.mkdir(parents=True)
     drop_in.write_text("\n".join(["[Service]", "Restart=no", *lines, ""]))
-    subprocess.run(["systemctl", "daemon-reload"], check=True)
-    cursor = _journal("-n1", "--show-cursor").rpartition("-- cursor: ")[2].strip()
-    subprocess.run(["systemctl", "restart", unit], check=False, capture_output=True)
     try:
+        for command in ("daemon-reload", "reset-failed"):
+            service.systemctl(command)
+        if unit == DAEMON:
+            service.systemctl("start", PROBE)
+        cursor = _journal("-n1", "--show-cursor").rpartition("-- cursor: ")[2].strip()
+        subprocess.run(["systemctl", "restart", unit], check=False, capture_output=True)
         yield _journal("-u", unit, f"--after-cursor={cursor}")
     finally:
         drop_in.unlink()
         drop_in.parent.rmdir()
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
-        subprocess.run(["systemctl", "reset-failed"], check=True)
-        service.systemctl("restart", unit)
-        service.start()
-        wait.until("both devices", lambda: len(service.devices()) == 2)
 
 
 def _journal(*words: str) -> str:
@@ -65,6 +77,7 @@ def test_with_a_protected_host_name_the_node_keeps_its_old_name() -> None:
         with _tightened(DAEMON, "ProtectHostname=yes"):
             _set_host_name("renamed")
             assert service.nodes() == {before}
+        _as_installed()
         wait.until("the new name", lambda: service.nodes() == {"renamed"})
     finally:
         _set_host_name(before)

@@ -30,7 +30,7 @@ CROSS_HEADERS_aarch64 := linux-libc-dev-amd64-cross
 PACKAGES_check := man-db openssl protobuf-compiler python3-venv
 PACKAGES_build := clang dbus-daemon gcc libbpf-dev libbpf1 libc6-dev llvm mount python3-docutils $(CROSS_HEADERS_$(MACHINE))
 PACKAGES_integration := bash-completion fish prometheus zsh
-PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client python3-pyudev \
+PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client \
 	python3-sdnotify rpm rpmlint
 PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 

@@ -195,8 +195,7 @@ def _libbpf(_node: Examination) -> Iterator[Finding]:
 def _packages(_node: Examination) -> Iterator[Finding]:
     missing = [package for package in PACKAGES if is_missing(package)]
     for package in missing:
-        status = WARN if package.optional else FAIL
-        yield Finding("packages", f"no {package.debian}", f"present, for {package.lost}", package.remedy, status)
+        yield Finding("packages", f"no {package.debian}", f"present, for {package.lost}", package.remedy, FAIL)
     if not missing:
         yield Finding("packages", "all of Python's", "all of Python's")
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 
 class Package(NamedTuple):
-    """`module` is what Python imports; without it `lost` is what does not work, `optional`: and the rest does."""
+    """`module` is what Python imports; without it `lost` is what does not work."""
 
     module: str
     debian: str
     fedora: str
     lost: str
-    optional: bool = False
 
     @property
     def remedy(self) -> str:
@@ -26,7 +25,6 @@ PACKAGES = (
     Package("dbus_next", "python3-dbus-next", "python3-dbus-next", "D-Bus, and with it kubenpuctl pods, top and watch"),
     Package("grpc", "python3-grpcio", "python3-grpcio", "asking container runtimes for the names of pods"),
     Package("prometheus_client", "python3-prometheus-client", "python3-prometheus_client", "metrics"),
-    Package("pyudev", "python3-pyudev", "python3-pyudev", "noticing a device the moment it comes", optional=True),
     Package("sdnotify", "python3-sdnotify", "python3-sdnotify", "telling systemd that kubenpud is ready"),
 )
 

@@ -3,16 +3,16 @@
 
 Owns one netlink socket from construction to close(). Tells only that something changed, never what: the answer to
 every change is another discover(), which cannot go wrong about order or lost events. Does not wait for udev, whose
-events come later and not at all in a container.
+events come later and not at all in a container. Without a library: pyudev costs 1 MiB and starts ldconfig to find
+libudev. The format is Documentation/ABI/testing/sysfs-uevent of the kernel: ACTION@DEVPATH, then KEY=VALUE, with NULs.
 """
 
 from __future__ import annotations
 
-import importlib
+import errno
 import os
 import socket
 from collections.abc import Iterable
-from typing import Any
 
 from kubenpu.devices.discovery import is_node
 from kubenpu.devices.schema import SUBSYSTEMS
@@ -20,9 +20,24 @@ from kubenpu.model.errors import SourceError
 
 # `change` is not among them: a monitor that was plugged in, or a device that hung, is the same device.
 _ACTIONS = frozenset(("add", "remove", "bind", "unbind", "move"))
-_REMEDY = "Install pyudev and libudev and allow AF_NETLINK sockets; until then only the periodic scan finds devices"
+_REMEDY = "Allow AF_NETLINK sockets; until then only the periodic scan finds devices"
+_KOBJECT_UEVENT = 15  # NETLINK_KOBJECT_UEVENT
+_FROM_KERNEL = 1  # its multicast group of the kernel's events; udev's are in group 2
+_EVENT_BYTES = 8192  # the kernel's buffer has 2048
 _MAX_EVENTS = 4096
 _MAX_FAILURES = 16
+
+
+def open_uevents() -> socket.socket:
+    """A socket that gives every uevent of the kernel, without blocking. Raises OSError."""
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    opened = socket.socket(socket.AF_NETLINK, kind, _KOBJECT_UEVENT)
+    try:
+        opened.bind((0, _FROM_KERNEL))
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 class DeviceWatch:
@@ -33,16 +48,9 @@ class DeviceWatch:
 
     def __init__(self, subsystems: Iterable[str] = ()) -> None:
         self._more = frozenset(subsystems)
-        # pyudev has no types; ctypes finds libudev only when a Context is made. Both are optional at run time.
         try:
-            pyudev = importlib.import_module("pyudev")
-            context = pyudev.Context()
-            self._monitor: Any = pyudev.Monitor.from_netlink(context, source="kernel")
-            for subsystem in (*SUBSYSTEMS, *sorted(self._more - {*SUBSYSTEMS})):
-                self._monitor.filter_by(subsystem)
-            self._monitor.start()
-            self._socket = socket.socket(fileno=os.dup(self._monitor.fileno()))
-        except (ImportError, OSError, ValueError) as error:
+            self._socket = open_uevents()
+        except OSError as error:
             raise SourceError(f"No device events: {error}", _REMEDY) from error
 
     def fileno(self) -> int:
@@ -57,26 +65,24 @@ class DeviceWatch:
         failures = 0
         for _ in range(_MAX_EVENTS):
             try:
-                event = self._monitor.poll(0)
-            except (OSError, ValueError) as error:
-                # Events were lost (ENOBUFS) or one was malformed. pyudev does not read while an error is pending on
-                # the socket, so it is taken here.
-                failures += 1
-                if failures > _MAX_FAILURES:
-                    raise SourceError(f"Device events ended: {error}", "The periodic scan goes on") from error
-                self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                changed = True
-                continue
-            if event is None:
+                event, (sender, _groups) = self._socket.recvfrom(_EVENT_BYTES)
+            except BlockingIOError:
                 break
-            changed = changed or self._is_relevant(event)
+            except OSError as error:
+                failures += 1
+                if error.errno != errno.ENOBUFS and failures > _MAX_FAILURES:
+                    raise SourceError(f"Device events ended: {error}", "The periodic scan goes on") from error
+                changed = True  # events were lost
+                continue
+            changed = changed or (sender == 0 and self._is_relevant(event))  # 0: the kernel, and no process
         return changed
 
-    def _is_relevant(self, event: Any) -> bool:
-        more = event.subsystem in self._more
-        return event.action in _ACTIONS and (more or is_node(event.subsystem, event.sys_name))
+    def _is_relevant(self, event: bytes) -> bool:
+        values = dict(field.split("=", 1) for field in os.fsdecode(event).split("\0")[1:] if "=" in field)
+        subsystem, path = values.get("SUBSYSTEM", ""), values.get("DEVPATH", "")
+        followed = subsystem in self._more or (subsystem in SUBSYSTEMS and is_node(subsystem, path.rpartition("/")[2]))
+        return followed and values.get("ACTION") in _ACTIONS
 
     def close(self) -> None:
         """Give the socket back. Harmless when called twice."""
         self._socket.close()
-        self._monitor = None  # libudev closes its descriptor with the last reference

@@ -59,4 +59,4 @@ def _unanswered(url: str, reason: object) -> SourceError:
 def _rows(text: str) -> Iterator[Row]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            yield Row(sample.name, sample.labels, sample.value)
+            yield Row(sample.name, sample.labels, float(sample.value))  # the library gives int for a whole number

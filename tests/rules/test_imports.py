@@ -27,7 +27,7 @@ PACKAGES = {
     "config": May(("model",)),
     "ledger": May(("model",)),
     "kernel": May(("model",)),
-    "devices": May(("model",), ("pyudev",)),
+    "devices": May(("model",)),
     "identity": May(("model",), ("grpc",)),
     "api": May(("model",)),
     "exporters": May(("model", "api"), ("bcrypt", "dbus_next", "prometheus_client", "varlink", "yaml")),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import sdnotify
 
@@ -22,6 +23,10 @@ from kubenpu.service import daemon
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.daemon_rig import FakeWatch, Rig
 from tests.fakes.web_client import Client
+
+# No deadline for an example: a busy machine is not a fault.
+hypothesis.settings.register_profile("kubenpu", deadline=None)
+hypothesis.settings.load_profile("kubenpu")
 
 BODY = b"kubenpu_simulated 0\n" * 200
 Serve = Callable[[str], Client]

@@ -36,8 +36,7 @@ def test_a_missing_package_is_named_as_distributions_do(
 ) -> None:
     monkeypatch.setattr(doctor_checks, "is_missing", lambda each: each is package)
     finding = one(node, "packages")
-    status = WARN if package.module == "pyudev" else FAIL  # without it devices are found by looking
-    assert (finding.status, finding.found) == (status, f"no {package.debian}")
+    assert (finding.status, finding.found) == (FAIL, f"no {package.debian}")
     assert package.debian in finding.remedy and package.fedora in finding.remedy
 
 

@@ -8,14 +8,12 @@ import json
 import os
 import select
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from kubenpu.devices import watch as watch_module
 from kubenpu.devices.watch import DeviceWatch
 from kubenpu.model.errors import SourceError
 
@@ -23,68 +21,52 @@ SAMPLES: dict[str, list[str]] = json.loads((Path(__file__).parents[1] / "fixture
 NULL_UEVENT = Path("/sys/class/mem/null/uevent")
 
 
-class FakeMonitor:
-    """Stands in for pyudev.Monitor: poll() gives what was queued; an exception among it is raised."""
+KERNEL = 0
+
+
+class FakeSocket:
+    """Stands in for the netlink socket: recvfrom() gives what was queued; an exception among it is raised."""
 
     def __init__(self) -> None:
-        self.queue: list[Any] = []
-        self.subsystems: list[str] = []
-        self._near, self._far = socket.socketpair()
+        self.queue: list[bytes | OSError] = []
+        self.sender = KERNEL
+        self.closed = False
 
-    def filter_by(self, subsystem: str) -> None:
-        self.subsystems.append(subsystem)
-
-    def start(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return self._near.fileno()
-
-    def poll(self, timeout: int) -> Any:
-        assert timeout == 0
-        event = self.queue.pop(0) if self.queue else None
-        if isinstance(event, Exception):
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[int, int]]:
+        if not self.queue:
+            raise BlockingIOError(errno.EAGAIN, "nothing waits")
+        event = self.queue.pop(0)
+        if isinstance(event, OSError):
             raise event
-        return event
+        return event[:size], (self.sender, 1)
 
     def close(self) -> None:
-        self._near.close()
-        self._far.close()
+        self.closed = True
 
 
 @pytest.fixture
-def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMonitor]:
-    fake = FakeMonitor()
-
-    def from_netlink(_context: object, source: str) -> FakeMonitor:
-        assert source == "kernel"
-        return fake
-
-    pyudev = SimpleNamespace(Context=object, Monitor=SimpleNamespace(from_netlink=from_netlink))
-    monkeypatch.setitem(sys.modules, "pyudev", pyudev)
-    yield fake
-    fake.close()
+def source(monkeypatch: pytest.MonkeyPatch) -> FakeSocket:
+    fake = FakeSocket()
+    monkeypatch.setattr(watch_module, "open_uevents", lambda: fake)
+    return fake
 
 
 @pytest.fixture
-def watch(monitor: FakeMonitor) -> Iterator[DeviceWatch]:
+def watch(source: FakeSocket) -> Iterator[DeviceWatch]:
     watch = DeviceWatch()
     yield watch
     watch.close()
+    assert source.closed
 
 
-def event(action: str, subsystem: str, name: str) -> SimpleNamespace:
-    return SimpleNamespace(action=action, subsystem=subsystem, sys_name=name)
+def event(action: str, subsystem: str, name: str) -> bytes:
+    path = f"/devices/pci0000:00/0000:00:02.0/{subsystem}/{name}"
+    fields = (f"{action}@{path}", f"ACTION={action}", f"DEVPATH={path}", f"SUBSYSTEM={subsystem}", "SEQNUM=4711")
+    return "".join(f"{field}\0" for field in fields).encode()
 
 
-def sampled_event(sample: str) -> SimpleNamespace:
-    record = dict(line.split("=", 1) for line in SAMPLES[sample][1:])
-    return event(record["ACTION"], record["SUBSYSTEM"], Path(record["DEVPATH"]).name)
-
-
-def test_listens_to_both_classes(monitor: FakeMonitor, watch: DeviceWatch) -> None:
-    assert monitor.subsystems == ["drm", "accel"]
-    assert watch.fileno() >= 0
+def sampled_event(sample: str) -> bytes:
+    return "".join(f"{line}\0" for line in SAMPLES[sample]).encode()
 
 
 @pytest.mark.parametrize(
@@ -101,77 +83,80 @@ def test_listens_to_both_classes(monitor: FakeMonitor, watch: DeviceWatch) -> No
         ("add block sda", False),
     ],
 )
-def test_what_counts_as_a_change(monitor: FakeMonitor, watch: DeviceWatch, words: str, changed: bool) -> None:
-    monitor.queue = [event(*words.split())]
+def test_what_counts_as_a_change(source: FakeSocket, watch: DeviceWatch, words: str, changed: bool) -> None:
+    source.queue = [event(*words.split())]
     assert watch.drain() is changed
     assert watch.drain() is False
 
 
-def test_more_subsystems(monitor: FakeMonitor) -> None:
+def test_more_subsystems(source: FakeSocket) -> None:
     """Of those every entry counts: their nodes have no names that one could know."""
     watch = DeviceWatch(("kfd", "module", "accel"))
-    assert monitor.subsystems == ["drm", "accel", "kfd", "module"]
     for words, changed in (("add kfd kfd", True), ("add module nvidia", True), ("add accel accel_controlD0", True)):
-        monitor.queue = [event(*words.split())]
+        source.queue = [event(*words.split())]
         assert watch.drain() is changed
     for words in ("change kfd kfd", "add block sda", "add drm card0-DP-3"):
-        monitor.queue = [event(*words.split())]
+        source.queue = [event(*words.split())]
         assert not watch.drain()
     watch.close()
 
 
-def test_sampled_records(monitor: FakeMonitor, watch: DeviceWatch) -> None:
-    monitor.queue = [sampled_event("23 netlink record of a new render node")]
+def test_sampled_records(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue = [sampled_event("23 netlink record of a new render node")]
     assert watch.drain() is True
-    monitor.queue = [sampled_event("24 netlink record of a hang (7.3)")]
+    source.queue = [sampled_event("24 netlink record of a hang (7.3)")]
     assert watch.drain() is False
 
 
-def test_drain_takes_everything_also_behind_a_change(monitor: FakeMonitor, watch: DeviceWatch) -> None:
-    monitor.queue = [event("add", "drm", "card0"), event("change", "drm", "card0"), event("change", "drm", "card0")]
+def test_processes_cannot_send_events(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue, source.sender = [event("add", "drm", "card0")], 4711
+    assert watch.drain() is False
+
+
+@pytest.mark.parametrize(
+    "odd", [b"", b"\0", b"add@/devices/x", b"\xff\0=\0ACTION\0SUBSYSTEM=drm", b"libudev\0\xfe\xed\xca\xfe", b"a" * 9000]
+)
+def test_events_of_another_form_are_no_change(source: FakeSocket, watch: DeviceWatch, odd: bytes) -> None:
+    source.queue = [odd]
+    assert watch.drain() is False
+
+
+def test_drain_takes_everything_also_behind_a_change(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue = [event("add", "drm", "card0"), event("change", "drm", "card0"), event("change", "drm", "card0")]
     assert watch.drain() is True
-    assert monitor.queue == []
+    assert source.queue == []
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOBUFS, "No buffer space"), ValueError("malformed")])
-def test_lost_events_count_as_a_change(monitor: FakeMonitor, watch: DeviceWatch, error: Exception) -> None:
-    monitor.queue = [error, event("change", "drm", "card0")]
+def test_lost_events_count_as_a_change(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue = [OSError(errno.ENOBUFS, "No buffer space")] * 20 + [event("change", "drm", "card0")]
     assert watch.drain() is True
-    assert monitor.queue == []
+    assert source.queue == []
 
 
-def test_a_broken_socket_is_an_error_not_a_loop(monitor: FakeMonitor, watch: DeviceWatch) -> None:
-    monitor.queue = [OSError(errno.EIO, "broken")] * 1000
+def test_a_broken_socket_is_an_error_not_a_loop(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue = [OSError(errno.EIO, "broken") for _ in range(1000)]
     with pytest.raises(SourceError) as caught:
         watch.drain()
     assert "broken" in caught.value.cause and caught.value.remedy
 
 
-def test_a_flood_is_taken_in_portions(monitor: FakeMonitor, watch: DeviceWatch) -> None:
-    monitor.queue = [event("change", "drm", "card0")] * 10_000
+def test_a_flood_is_taken_in_portions(source: FakeSocket, watch: DeviceWatch) -> None:
+    source.queue = [event("change", "drm", "card0")] * 10_000
     assert watch.drain() is False
-    assert 0 < len(monitor.queue) < 10_000
+    assert 0 < len(source.queue) < 10_000
 
 
-def test_without_pyudev(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyudev", None)
+def test_without_netlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: int) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "not supported")
+
+    monkeypatch.setattr(socket, "socket", refuse)
     with pytest.raises(SourceError) as caught:
         DeviceWatch()
-    assert "pyudev" in caught.value.cause and caught.value.remedy
+    assert "not supported" in caught.value.cause and caught.value.remedy
 
 
-@pytest.mark.parametrize("error", [ImportError("No library named udev"), OSError(errno.EAFNOSUPPORT, "not supported")])
-def test_without_libudev_or_netlink(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse() -> None:
-        raise error
-
-    monkeypatch.setitem(sys.modules, "pyudev", SimpleNamespace(Context=refuse, Monitor=None))
-    with pytest.raises(SourceError) as caught:
-        DeviceWatch()
-    assert str(error) in caught.value.cause
-
-
-def test_close_gives_the_descriptor_back(monitor: FakeMonitor) -> None:
+def test_close_gives_the_descriptor_back() -> None:
     watch = DeviceWatch()
     fd = watch.fileno()
     watch.close()

@@ -96,6 +96,7 @@ def test_every_table_in_a_pod_and_outside(runtime: Runtime, pretended: list[tupl
             outside = tally.run(*words)
             labels = {"device": device.address, "vendor": table.name}
             service.assert_exact(inside, kinds, device.address, vendor=table.name, pod=pod.name, container="main")
+            wait.until("the unit", lambda on=labels: service.counted("kubenpu_host_ioctl_total", **on))  # type: ignore[misc]
             host = service.counted("kubenpu_host_ioctl_total", **labels)
             total = service.counted("kubenpu_device_ioctl_total", **labels)
             assert host == service.by_kind(outside.calls, kinds), table.name

@@ -13,6 +13,7 @@ from tests.vm.guest.drm import DrmDevice
 pytestmark = pytest.mark.usefixtures("counting")
 
 
+@pytest.mark.guests("bookworm")  # the table is the same everywhere
 def test_the_table_is_full(virtio: DrmDevice) -> None:
     """R05. What was admitted first stays exact; the rest is one declared loss; used and maximum are shown."""
     with service.configured("kernel.max_slots = 64\n"), ExitStack() as stack:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from kubenpu.api.fields import COUNT_FIELDS, COUNTS, DEVICE_FIELDS, NODE_FIELDS, Field, read_present
+from kubenpu.model.usage import BY, BY_LABEL
 
 NAME = "io.kubenpu"
 PATH = "/io/kubenpu"
@@ -40,13 +41,17 @@ class Argument(NamedTuple):
 
 
 class Method(NamedTuple):
-    """`action`: the polkit action that a caller other than root needs; "" when every local user may call it."""
+    """`action`: the polkit action that a caller other than root needs; "" when every local user may call it.
+
+    `slow`: it may take seconds, so other calls are answered before it.
+    """
 
     name: str
     takes: tuple[Argument, ...]
     gives: tuple[Argument, ...]
     help: str
     action: str = ""
+    slow: bool = False
 
     @property
     def signature(self) -> str:
@@ -112,6 +117,13 @@ NODE = Interface(
             (Argument("filter", "a{sv}"), Argument("offset", "u"), Argument("limit", "u")),
             (ROWS, Argument("total", "u")),
             "a page of counts, one row per workload and device; total: rows that the filter selects",
+        ),
+        Method(
+            "GetUsage",
+            (Argument("by", "s"), Argument("since", "t"), Argument("until", "t")),
+            (ROWS,),
+            f"what was used between two Unix times, by {', '.join(BY)} or {BY_LABEL}KEY; one row per group and device",
+            slow=True,
         ),
         Method("Reload", (), (), "reads devices and driver tables again", action=NAME + ".reload"),
     ),

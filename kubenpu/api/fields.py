@@ -16,10 +16,12 @@ from kubenpu.model.device import Device
 from kubenpu.model.identity import Owner
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import Counts
+from kubenpu.model.usage import UsageRow
 from kubenpu.model.view import Usage, View
 
 MAX_ROWS = 500  # of a page of GetCounters
 MAX_WORKLOADS = 4096  # of a reply of ListWorkloads
+MAX_USAGE_ROWS = 1000  # of a reply of GetUsage
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -39,6 +41,7 @@ FLAG = Shape("b", "bool")
 SMALL_NUMBER = Shape("u", "int")
 NUMBER = Shape("t", "int")
 NUMBER_BY_NAME = Shape("a{st}", "[string]int")
+AMOUNT_BY_NAME = Shape("a{sx}", "[string]int")
 NODES = Shape("a(suu)", "[]DeviceNode")  # tuples of NODE_PARTS
 COUNTS = Shape("a{sv}", "Counts")  # a ShownCounts, with the fields of COUNT_FIELDS
 NODE_PARTS = (("name", TEXT), ("major", SMALL_NUMBER), ("minor", SMALL_NUMBER))
@@ -190,6 +193,27 @@ DEVICE_FIELDS: tuple[Field[ShownDevice], ...] = (
         COUNTS,
         "calls, errors and time of waiting, counted independently of who called",
         lambda s: s.counts,
+    ),
+)
+USAGE_FIELDS: tuple[Field[UsageRow], ...] = (
+    Field(
+        "Part", TEXT, "workload, unattributed (what has no name) or device (all of it)", lambda r: r.part.value, True
+    ),
+    Field("Device", TEXT, "address of the device", lambda r: r.device, True),
+    Field("Vendor", TEXT, "its driver table", lambda r: r.vendor),
+    Field("Namespace", TEXT, "as far as it was summed up by this", lambda r: r.namespace),
+    Field("Pod", TEXT, "likewise", lambda r: r.pod),
+    Field("Container", TEXT, "likewise", lambda r: r.container),
+    Field("Unit", TEXT, "likewise; outside pods", lambda r: r.unit),
+    Field("Label", TEXT, "value of the label; absent: it has none", lambda r: r.label),
+    Field("Since", NUMBER, "Unix time that the first stored interval begins, in seconds", lambda r: int(r.since), True),
+    Field("Until", NUMBER, "Unix time that the last one ends", lambda r: int(r.until), True),
+    Field(
+        "Amounts",
+        AMOUNT_BY_NAME,
+        "by measure; one that is not known is missing; of what is unattributed less than 0: what got its name since",
+        lambda r: dict(r.amounts),
+        True,
     ),
 )
 NODE_FIELDS: tuple[Field[View], ...] = (

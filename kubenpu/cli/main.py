@@ -45,6 +45,7 @@ COMMANDS = (
     Command("pods", "list what each workload used", lambda: import_module("kubenpu.cli.pods")),
     Command("top", "show live what each workload does", lambda: import_module("kubenpu.cli.top")),
     Command("watch", "print what each workload does, line by line", lambda: import_module("kubenpu.cli.watch")),
+    Command("report", "sum up what was used, and what it cost", lambda: import_module("kubenpu.cli.report")),
     Command("doctor", "check whether this node can count, and does", lambda: import_module("kubenpu.cli.doctor")),
 )
 ALL = tuple(command.name for command in COMMANDS)

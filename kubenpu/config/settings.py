@@ -59,11 +59,17 @@ class Settings:
     max_slots: int
     cri_sockets: tuple[Path, ...]
     cgroup_root: str
+    pod_labels: tuple[str, ...]
     retention_seconds: int
+    history_enabled: bool
+    history_file: Path
+    history_retention_days: int
+    history_max_mib: int
     sysfs: Path
     drivers_directory: Path
 
 
+LABEL_KEY = text(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a key of a label", "KEY")  # 253 of a prefix, /, 63 of a name
 LISTEN = text(r"[^\s/]*:[0-9]{1,5}|unix:/[^\x00-\x1f]+", "an address", "ADDRESS")
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -165,11 +171,49 @@ SETTINGS: tuple[Setting, ...] = (
         "Mount point of the cgroup version 2 hierarchy; empty: as the mount table says.",
     ),
     Setting(
+        "identity.pod_labels",
+        "pod_labels",
+        list_of(LABEL_KEY, "a list of keys such as team or example.com/cost-centre", most=16),
+        (),
+        "Labels or annotations of pods that reports can be summed up by, for teams and cost centres.",
+        needs_restart=False,
+    ),
+    Setting(
         "ledger.retention_seconds",
         "retention_seconds",
         whole_number(1, 7 * 24 * 3600),
         600,
         "How long the series of a dead pod stay before they become part of the departed total.",
+        needs_restart=False,
+    ),
+    Setting(
+        "history.enabled",
+        "history_enabled",
+        switch(),
+        True,
+        "Store usage for reports.",
+    ),
+    Setting(
+        "history.file",
+        "history_file",
+        absolute_path(),
+        Path("/var/lib/kubenpu/usage.db"),
+        "Where usage is stored.",
+    ),
+    Setting(
+        "history.retention_days",
+        "history_retention_days",
+        whole_number(1, 3660),
+        90,
+        "How long usage is kept: by the minute for two days, then by the hour.",
+        needs_restart=False,
+    ),
+    Setting(
+        "history.max_mib",
+        "history_max_mib",
+        whole_number(8, 1 << 20),
+        256,
+        "Size of the history in MiB above which the oldest usage is dropped before its time.",
         needs_restart=False,
     ),
     Setting("devices.sysfs", "sysfs", absolute_path(), Path("/sys"), "Where sysfs is; for tests and simulated nodes."),

@@ -79,11 +79,11 @@ def absolute_path() -> ValueType:
     return ValueType("an absolute path", check, metavar="PATH")
 
 
-def list_of(item: ValueType, expected: str, least: int = 0) -> ValueType:
+def list_of(item: ValueType, expected: str, least: int = 0, most: int = 1 << 16) -> ValueType:
     """A list of what `item` accepts."""
 
     def check(value: object) -> tuple[Scalar, ...] | None:
-        if not isinstance(value, list) or len(value) < least:
+        if not isinstance(value, list) or not least <= len(value) <= most:
             return None
         checked = tuple(found for entry in value if isinstance(found := item.check(entry), Scalar))
         return checked if len(checked) == len(value) else None

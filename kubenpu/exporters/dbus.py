@@ -14,13 +14,13 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from kubenpu.api import dbus as api
-from kubenpu.exporters.dbus_calls import Answers, done, find_action, refuse, signal_message
+from kubenpu.exporters.dbus_calls import Answers, UsageOf, done, find_special, refuse, signal_message
 from kubenpu.exporters.dbus_connection import Connection, connected, system_bus_address
 from kubenpu.exporters.dbus_next_parts import MessageFlag
 from kubenpu.exporters.dbus_objects import Announced, Objects, announce_all, plan_signals
@@ -35,7 +35,7 @@ PUBLISH_EVERY_S = 1.0
 PUBLISH_SHARE = 0.02  # of a CPU, at most, whether anybody listens or not
 MAX_CALL_BYTES = 64 * 1024
 MAX_WAITING, MAX_WAITING_OF_ONE = 256, 16
-MAX_DECISIONS = 8
+MAX_DECISIONS, MAX_SLOW = 8, 4
 DO_NOT_QUEUE, PRIMARY_OWNER = 4, 1
 
 R = TypeVar("R")
@@ -70,11 +70,13 @@ class Session:
         self.connection = connection
         self.inbox = Inbox()
         self.decisions: set[asyncio.Task[None]] = set()
+        self.slow: set[asyncio.Task[None]] = set()
         self.dropped = 0
         connection.on_call = self._receive
 
     def _receive(self, call: Any) -> None:
-        heard = _wants_reply(call) or find_action(call) is not None
+        special = find_special(call)
+        heard = _wants_reply(call) or (special is not None and special.action)
         if heard and not self.inbox.put(call):
             self.refuse(call, "too many calls are waiting")
 
@@ -97,17 +99,26 @@ def _wants_reply(call: Any) -> bool:
 class DbusServer:
     """`await run()` serves until it is cancelled. `address` of the bus is written as D-Bus does, "system": that one.
 
-    `reload` is awaited for a caller who may ask for it; it raises KubeNpuError when that did not work.
+    `reload` is awaited for a caller who may ask for it; it raises KubeNpuError when that did not work. `usage` may take
+    seconds.
     """
 
-    def __init__(self, node: NodePort, pictures: Pictures, address: str, reload: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        node: NodePort,
+        pictures: Pictures,
+        address: str,
+        reload: Callable[[], Awaitable[None]],
+        usage: UsageOf,
+    ) -> None:
         self._node = node
         self._pictures = pictures
         self._reload = reload
         self._address = system_bus_address() if address == "system" else address
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dbus")
+        self._slow_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="usage")
         self._changed = asyncio.Event()
-        self._answers = Answers(self._now)
+        self._answers = Answers(self._now, usage)
         self._objects: Objects | None = None
 
     def changed(self) -> None:
@@ -128,6 +139,7 @@ class DbusServer:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:
             self._worker.shutdown(cancel_futures=True)
+            self._slow_worker.shutdown(cancel_futures=True)
 
     async def _serve(self, begin: float) -> str:
         """One connection from begin to end; returns why it ended."""
@@ -152,7 +164,7 @@ class DbusServer:
             for task in ended:
                 task.result()
         finally:
-            tasks += session.decisions
+            tasks += [*session.decisions, *session.slow]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,18 +192,26 @@ class DbusServer:
     async def _answer_all(self, session: Session) -> None:
         while True:
             call = await session.inbox.get()
-            action = find_action(call)
-            if action is None:
+            special = find_special(call)
+            if special is None:
                 await session.connection.send(await self._do(partial(self._answer, session, call)))
+            elif special.slow and len(session.slow) >= MAX_SLOW:
+                session.refuse(call, "too many calls wait for the history")
+            elif special.slow:
+                _keep(session.slow, self._answer_slowly(session, call))
             elif len(session.decisions) >= MAX_DECISIONS:
                 session.refuse(call, "too many calls wait for their right")
             else:
-                task = asyncio.create_task(self._decide(session, call, action.action))
-                session.decisions.add(task)
-                task.add_done_callback(session.decisions.discard)
+                _keep(session.decisions, self._decide(session, call, special.action))
 
     def _answer(self, session: Session, call: Any) -> bytes:
         return session.connection.encode(self._answers.answer(call))
+
+    async def _answer_slowly(self, session: Session, call: Any) -> None:
+        """One after the other, beside all else."""
+        answered = await self._loop.run_in_executor(self._slow_worker, partial(self._answer, session, call))
+        with contextlib.suppress(SourceError):  # the bus went away, and the caller with it
+            await session.connection.send(answered)
 
     async def _decide(self, session: Session, call: Any, action: str) -> None:
         """Reload, the one call that is not everybody's."""
@@ -236,6 +256,13 @@ class DbusServer:
             return [], announce_all(objects)
         emissions, after = plan_signals(announced, objects)
         return [session.connection.encode(signal_message(emission)) for emission in emissions], after
+
+
+def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """A task that ends with the session at the latest."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def _own_name(connection: Connection) -> None:

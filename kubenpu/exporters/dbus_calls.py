@@ -13,15 +13,19 @@ from typing import Any
 
 from kubenpu.api import dbus as api
 from kubenpu.api.dbus import Fields, Interface, Method
-from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS
+from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS, USAGE_FIELDS
 from kubenpu.exporters.dbus_connection import fields_to_wire, from_wire, to_wire
 from kubenpu.exporters.dbus_next_parts import Message, Variant
 from kubenpu.exporters.dbus_objects import Emission, Objects, read_workload
 from kubenpu.exporters.picture import FILTERS, find_workloads
 from kubenpu.exporters.prometheus import clean_label
 from kubenpu.model.errors import KubeNpuError
+from kubenpu.model.usage import UsageRow
 
 MACHINE_ID = Path("/etc/machine-id")
+UsageOf = Callable[[str, float, float], list[UsageRow]]
+"""What was used: by what, since and until when. Raises KubeNpuError when there is no answer."""
+
 DECLARED = {interface.name: interface for interface in (*api.OF_NODE, *api.OF_DEVICE)}
 
 
@@ -33,11 +37,11 @@ class RefusedError(Exception):
         self.name = name
 
 
-def find_action(call: Any) -> Method | None:
-    """The method when it is one that needs a right; None for all others, also for those that are none."""
+def find_special(call: Any) -> Method | None:
+    """The method when it needs a right or is slow; None for all others, also for those that are none."""
     if call.path != api.PATH or call.interface not in {None, api.NODE.name}:
         return None
-    return next((m for m in api.NODE.methods if m.action and m.name == call.member), None)
+    return next((m for m in api.NODE.methods if (m.action or m.slow) and m.name == call.member), None)
 
 
 def refuse(call: Any, name: str, text: str) -> Any:
@@ -51,12 +55,14 @@ def done(call: Any) -> Any:
 class Answers:
     """`answer` is a reply to every call there can be; it raises nothing that the caller is to blame for."""
 
-    def __init__(self, objects: Callable[[], Objects]) -> None:
+    def __init__(self, objects: Callable[[], Objects], usage: UsageOf) -> None:
         self._objects = objects
+        self._usage = usage
         self._handlers: Mapping[str, Callable[[Any], list[object]]] = {
             f"{api.NODE.name}.ListDevices": self._list_devices,
             f"{api.NODE.name}.ListWorkloads": self._list_workloads,
             f"{api.NODE.name}.GetCounters": self._get_counters,
+            f"{api.NODE.name}.GetUsage": self._get_usage,
             f"{api.OBJECT_MANAGER.name}.GetManagedObjects": self._managed_objects,
             f"{api.INTROSPECTABLE.name}.Introspect": self._introspect,
             f"{api.PEER.name}.Ping": lambda _call: [],
@@ -109,6 +115,10 @@ class Answers:
         wanted = {name: _checked(name, value) for name, value in given.items()}
         rows, total = self._objects().counters(wanted, offset, min(limit or MAX_ROWS, MAX_ROWS))
         return [[_wire(row) for row in rows], total]
+
+    def _get_usage(self, call: Any) -> list[object]:
+        by, since, until = call.body
+        return [[_wire(api.read_fields(USAGE_FIELDS, row)) for row in self._usage(by, since, until)]]
 
     # ---- the standard interfaces ----
 

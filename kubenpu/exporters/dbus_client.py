@@ -28,8 +28,10 @@ from kubenpu.exporters.dbus_connection import (
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.usage import Part, UsageRow
 
 MAX_REPLY_BYTES = 32 << 20
+USAGE_TIMEOUT_S = 60.0  # others may have asked before us
 RELOAD_TIMEOUT_S = 150.0  # a person may be asked for a password
 START = "Start it: systemctl start kubenpud"
 LOOK = "Look at it: systemctl status kubenpud"
@@ -138,6 +140,11 @@ class NodeClient:
             if not rows or len(found) >= total:
                 return found
 
+    def usage(self, by: str, since: int, until: int) -> list[UsageRow]:
+        """What was used between two Unix times, see model/usage.py."""
+        (rows,) = self._call("GetUsage", "stt", [by, since, until], timeout_s=USAGE_TIMEOUT_S)
+        return [parse_usage(row) for row in rows]
+
     def reload(self) -> None:
         self._call("Reload", timeout_s=RELOAD_TIMEOUT_S)
 
@@ -211,6 +218,19 @@ def parse_workload(row: Mapping[str, Any]) -> Workload:
 
 def parse_counter(row: Mapping[str, Any]) -> CounterRow:
     return CounterRow(_owner_of(row), row["Device"], row.get("Vendor"), row["Alive"], _counts(row))
+
+
+def parse_usage(row: Mapping[str, Any]) -> UsageRow:
+    names = ("Namespace", "Pod", "Container", "Unit", "Label")
+    return UsageRow(
+        Part(row["Part"]),
+        row["Device"],
+        row.get("Vendor"),
+        row["Since"],
+        row["Until"],
+        row["Amounts"],
+        *(row.get(name, "") for name in names),
+    )
 
 
 def _counts(row: Mapping[str, Any]) -> CountsRow:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import grpc
 
-from kubenpu.identity.names import CONTAINER_MAX, NAMESPACE_MAX, POD_MAX, clean_name
+from kubenpu.identity.names import CONTAINER_MAX, LABEL_MAX, NAMESPACE_MAX, POD_MAX, clean_name
 from kubenpu.identity.wire import Message, nested, read_message, read_text, text_map, write_bytes, write_text
 from kubenpu.model.errors import SourceError
 
@@ -148,6 +148,12 @@ class CriClient:
         selector = write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, pod_uid))
         found = self._call(self._sandboxes, write_bytes(1, selector), _to_sandboxes, timeout_s)
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
+
+    def pod_labels(self, pod_uid: str, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, str] | None:
+        """Labels and annotations with these keys of a pod, a label before an annotation; None: it has no such pod."""
+        selector = write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, pod_uid))
+        found = self._call(self._sandboxes, write_bytes(1, selector), lambda m: _to_labels(m, pod_uid, keys), timeout_s)
+        return next(iter(found or ()), None)
 
     def close(self) -> None:
         self._channel.close()
@@ -303,3 +309,13 @@ def _to_sandbox(sandbox: Message, labels: int) -> SandboxInfo:
         pod=clean_name(known.get(POD_NAME_LABEL) or read_text(metadata, 1), POD_MAX),
         pod_uid=clean_name(known.get(POD_UID_LABEL) or read_text(metadata, 2), POD_MAX),
     )
+
+
+def _to_labels(answer: Message, pod_uid: str, keys: Sequence[str]) -> list[dict[str, str]]:
+    """Of every sandbox of the pod; they have the same."""
+    labels = [(text_map(s, 5), text_map(s, 6)) for s in map(read_message, answer.get(1, ()))]
+    return [
+        {key: clean_name(own.get(key) or notes[key], LABEL_MAX) for key in keys if own.get(key) or notes.get(key)}
+        for own, notes in labels
+        if own.get(POD_UID_LABEL) == pod_uid
+    ]

@@ -11,6 +11,7 @@ NAMESPACE_MAX = 63
 POD_MAX = 253
 CONTAINER_MAX = 63
 UNIT_MAX = 255
+LABEL_MAX = 63
 
 _REPLACEMENT = "\ufffd"
 
@@ -20,7 +21,7 @@ def clean_name(text: str, limit: int) -> str:
 
     Not printable are control characters, line and paragraph separators, invisible and text-direction characters and
     the surrogates that stand for bytes which are no UTF-8. Letters of any script stay. The limits are those of
-    Kubernetes for names (253) and namespaces and containers (63), and of the kernel for cgroups (255).
+    Kubernetes for names (253), namespaces, containers and values of labels (63), and of the kernel for cgroups (255).
     """
     kept = text[:limit]
     if kept.isprintable():

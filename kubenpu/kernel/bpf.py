@@ -102,12 +102,13 @@ def possible_cpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
-    """What the kernel says of a map: its type number, sizes in bytes and capacity."""
+    """What the kernel says of a map: its type number, sizes in bytes, capacity, and its id, which no other map gets."""
 
     type: int
     key_size: int
     value_size: int
     max_entries: int
+    id: int
 
 
 class Map:
@@ -117,7 +118,7 @@ class Map:
         self.fd = fd
         info = _MapInfo()
         _info(fd, info)
-        self.shape = MapShape(info.type, info.key_size, info.value_size, info.max_entries)
+        self.shape = MapShape(info.type, info.key_size, info.value_size, info.max_entries, info.id)
 
     @classmethod
     def pinned(cls, path: Path) -> Map:

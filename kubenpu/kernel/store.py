@@ -185,6 +185,7 @@ class CounterStore:
             losses=self._read_losses(),
             slots_used=sum(1 for c in cells if c.index >= departed),
             slots_max=self.slots_max,
+            generation=self._maps["cells"].shape.id,
         )
 
     def _read_cells(self) -> tuple[Cell, ...]:

@@ -25,8 +25,8 @@ DEFAULT_RETENTION_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a view says about the node besides the counts; `index_rebuilds` comes from the resolver, `slot_hooks` says
-    which hooks count for a device slot."""
+    """What a view says about the node besides the counts; `index_rebuilds` and `pod_labels` come from identity,
+    `slot_hooks` says which hooks count for a device slot."""
 
     version: str
     node: str
@@ -37,6 +37,8 @@ class NodeFacts:
     sources: tuple[SourceStatus, ...] = ()
     index_rebuilds: int = 0
     slot_hooks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    boot_id: str = ""
+    pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -122,6 +124,9 @@ class Ledger:
             slots_max=sample.slots_max if sample else 0,
             index_rebuilds=facts.index_rebuilds,
             retired_early=self._retired_early,
+            epoch=f"{facts.boot_id}/{sample.generation}" if sample else "",
+            taken_ns=sample.taken_ns if sample else 0,
+            pod_labels=facts.pod_labels,
         )
 
     def _standing(self, cgroup_id: int) -> Standing:

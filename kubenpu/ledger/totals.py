@@ -57,6 +57,7 @@ def usage(sample: KernelSample, standings: Standings, labels: Labels, boot_unix_
             since=boot_unix_s + min(cell.first_ns for cell in found) / 1e9,
             alive=owner in alive,
             hooks=labels.hooks_of(cell.device for cell in found),
+            first_ns=min(cell.first_ns for cell in found),
         )
         for (owner, address), found in sorted(cells.items(), key=_order)
     )
@@ -80,6 +81,7 @@ def device_usage(sample: KernelSample, labels: Labels, since: float) -> tuple[De
             imbalance=max((imbalance(sample, slot, _sum(cells[slot])) for slot in found), key=abs),
             since=since,
             hooks=labels.hooks_of(found),
+            settled=sum((_settled(sample, slot, _sum(cells[slot])) for slot in found), ZERO),
         )
         for address, found in sorted(slots.items())
     )
@@ -103,6 +105,11 @@ def imbalance(sample: KernelSample, slot: int, attributed: Counts) -> int:
     distances = [_outside(low[kind], found[kind], found[kind] + lost_after, high[kind]) for kind in range(len(found))]
     distances.append(_outside(sum(low), sum(found) + lost_before, sum(found) + lost_after, sum(high)))
     return max(distances, key=abs)
+
+
+def _settled(sample: KernelSample, slot: int, attributed: Counts) -> Counts:
+    """The device's total as of its cells. What it counted before they were read and they lack is lost for good."""
+    return sample.before.get(slot, DeviceTotals(slot, ZERO, {})).counts.at_least(attributed)
 
 
 def _outside(low: int, at_least: int, at_most: int, high: int) -> int:

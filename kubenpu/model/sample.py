@@ -25,6 +25,14 @@ class Counts:
             self.wait_ns + other.wait_ns,
         )
 
+    def at_least(self, other: Counts) -> Counts:
+        """The larger of each two numbers."""
+        return Counts(
+            tuple(map(max, self.calls, other.calls)),
+            tuple(map(max, self.errors, other.errors)),
+            max(self.wait_ns, other.wait_ns),
+        )
+
 
 ZERO = Counts((0,) * 7, (0,) * 7, 0)
 
@@ -71,6 +79,7 @@ class KernelSample:
     """One reading. `before` and `after` bracket `cells`: sums over cells + lost must lie between them.
 
     `losses` are events lost that belong to no known device, by reason. `slots_used`/`slots_max`: counter cells.
+    `generation`: another number for every set of maps of this boot.
     """
 
     taken_ns: int
@@ -81,6 +90,7 @@ class KernelSample:
     losses: Mapping[str, int]
     slots_used: int
     slots_max: int
+    generation: int = 0
 
 
 # The hook that sees what becomes of a call. Of a device that another one counts for, errors and waits are not known.

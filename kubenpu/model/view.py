@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kubenpu.model.device import Device
 from kubenpu.model.identity import Owner
-from kubenpu.model.sample import HOOK_WITH_OUTCOME, Counts, HookStatus
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Counts, HookStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Totals of one owner on one device. `since` is Unix time in seconds of the first counted call; `hooks` those that
-    count for the device."""
+    count for the device. `first_ns` is the same as `since` on CLOCK_BOOTTIME: it grows only when older counts of this
+    owner became departed ones."""
 
     owner: Owner
     device: str
@@ -23,6 +24,7 @@ class Usage:
     since: float
     alive: bool
     hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
+    first_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class DeviceUsage:
     """Independent totals of one device. `departed` is the part of workloads whose series are gone.
 
     `imbalance`: totals - (workloads + departed + lost), 0 when every counted call is attributed or declared lost.
+    `settled`: the totals as of the moment that workloads and departed are from, never less than their sum.
     """
 
     device: str
@@ -40,6 +43,7 @@ class DeviceUsage:
     imbalance: int
     since: float
     hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
+    settled: Counts = ZERO
 
 
 def sees_outcome(hooks: tuple[str, ...]) -> bool:
@@ -47,8 +51,8 @@ def sees_outcome(hooks: tuple[str, ...]) -> bool:
     return all(hook == HOOK_WITH_OUTCOME for hook in hooks)
 
 
-OPTIONAL_SOURCES = frozenset({"dbus", "varlink"})
-"""Interfaces that are shown as sources: without them the node is well, and all but they work."""
+OPTIONAL_SOURCES = frozenset({"dbus", "history", "varlink"})
+"""Shown as sources like all others; without them the node is well, and all but they work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class View:
     """The node now. `counting_since`: Unix time of the first attach of this boot's counters, None while off.
 
     `retired_early`: cgroups whose series ended before the retention time because counter cells ran short.
+    `epoch` names the counters: boot id and what tells them from others of this boot. Counts of two views may be
+    subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
+    `pod_labels`: by UID of the pod, those that the settings ask for.
     """
 
     version: str
@@ -82,6 +89,9 @@ class View:
     slots_max: int
     index_rebuilds: int
     retired_early: int = 0
+    epoch: str = ""
+    taken_ns: int = 0
+    pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""

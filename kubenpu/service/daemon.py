@@ -36,6 +36,7 @@ from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
 from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.event_loop import asyncio
+from kubenpu.service.history import History
 from kubenpu.service.node import Node
 
 if TYPE_CHECKING:
@@ -58,11 +59,12 @@ class Daemon:
         self._settings = settings
         self._read_again = read_again
         self._node = node
+        self._history = History(node, settings)
         self._notify = sdnotify.SystemdNotifier()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
         self._wake = asyncio.Event()
         self._stopping = False
-        self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0}
+        self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0, "record": 0.0}
         self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
         self._changed = False
@@ -95,6 +97,7 @@ class Daemon:
             if self._server is not None:
                 self._server.stop()
             self._worker.shutdown()
+            self._history.close()
             if self._watch is not None:
                 self._watch.close()
             self._node.close()
@@ -143,6 +146,7 @@ class Daemon:
             "rescan": self._rescan,
             "tidy": self._tidy,
             "resolve": self._resolve,
+            "record": self._history.step,
         }
         for name in names:
             self._due[name] = math.inf  # what becomes due while the step runs stays due
@@ -162,7 +166,7 @@ class Daemon:
         if self._settings.dbus_address:
             from kubenpu.exporters.dbus import DbusServer  # noqa: PLC0415
 
-            self._dbus = DbusServer(self._node, pictures, self._settings.dbus_address, self.reload)
+            self._dbus = DbusServer(self._node, pictures, self._settings.dbus_address, self.reload, self._history.usage)
             self._start(loop, "dbus", self._dbus.run())
         if self._settings.varlink_address:
             try:
@@ -219,6 +223,7 @@ class Daemon:
             self._reload_trouble = ""
             self._settings = plan.settings
             self._node.apply(plan.settings)
+            self._history.apply(plan.settings)
             if not {"log.level", "log.format"}.isdisjoint(plan.applied):
                 set_up_logging(plan.settings.log_level, plan.settings.log_format)
             log.log(logging.WARNING if plan.waiting else logging.INFO, "reload: %s", plan.describe())

@@ -23,6 +23,7 @@ from kubenpu.devices.chardevs import event_subsystems
 from kubenpu.devices.tables import load_heads
 from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
+from kubenpu.identity.labels import PodLabels
 from kubenpu.identity.resolve import Resolver, next_retry_s
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.hooks import DRM_IOCTL, OFF
@@ -57,6 +58,7 @@ class Node:
         self._mount = cgroup_mount
         self._runtimes = Runtimes(settings.cri_sockets or None)
         self._resolver = Resolver(self._runtimes.clients, nested_node=not sees_whole_tree(cgroup_mount))
+        self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
         self._store_pin: int | None = None
@@ -76,6 +78,7 @@ class Node:
         with self._lock:
             sockets, self._settings = self._settings.cri_sockets, settings
             self._ledger.retention_s = settings.retention_seconds
+            self._labels.follow(settings.pod_labels)
             if settings.cri_sockets != sockets:
                 self._runtimes.follow(settings.cri_sockets or None)
                 self._sources = {name: s for name, s in self._sources.items() if not name.startswith("cri:")}
@@ -196,7 +199,10 @@ class Node:
                         self._attempts[cgroup_id] = attempt + 1
             self._save_names()
             waiting = self._ledger.to_resolve(sample, float("inf"))
-            return self._ledger.next_retry_s(sample, now) if waiting else None
+            pause = self._ledger.next_retry_s(sample, now) if waiting else None
+            pods = {standing.owner.pod_uid for standing in self._ledger.names().values()} - {""}
+        self._labels.look_up(pods, RESOLVE_DEADLINE_S)
+        return pause
 
     def _note_runtimes(self, seconds: float) -> None:
         for runtime in self._runtimes.clients():
@@ -280,6 +286,8 @@ class Node:
                 sources=tuple(self._sources[n] for n in sorted(self._sources)),
                 index_rebuilds=self._index.rebuilds,
                 slot_hooks=self._store.slot_hooks() if self._store is not None else {},
+                boot_id=self._boot_id,
+                pod_labels=self._labels.known,
             )
             addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)

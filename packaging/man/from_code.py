@@ -167,6 +167,10 @@ def varlink_errors() -> Lines:
     ]
 
 
+def usage_fields() -> Lines:
+    return dbus_fields((field.name, field.signature, sentence(field.help)) for field in fields.USAGE_FIELDS)
+
+
 TABLES: Mapping[str, Callable[[], Lines]] = {
     "settings": settings,
     "metrics": metrics,
@@ -182,6 +186,7 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "dbus-counters": counter_fields,
     "varlink-methods": varlink_methods,
     "varlink-errors": varlink_errors,
+    "dbus-usage": usage_fields,
     "kubenpuctl-options": from_parsers.kubenpuctl_options,
     "kubenpud-options": from_parsers.kubenpud_options,
     "kubenpu-probe-options": from_parsers.probe_options,
@@ -201,6 +206,7 @@ VALUES: Mapping[str, str] = {
     "kinds": ", ".join(kind.label for kind in KINDS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
     "max-rows": str(fields.MAX_ROWS),
+    "max-usage-rows": str(fields.MAX_USAGE_ROWS),
     "max-workloads": str(fields.MAX_WORKLOADS),
     "argument-values": str(arguments.MAX_VALUES),
     "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 
-from tests.bench import body, daemon
+from tests.bench import body, daemon, history
 
 
 def main() -> int:
@@ -19,6 +19,7 @@ def main() -> int:
     _print_cost()
     _print_full_rate()
     _print_daemon()
+    _print_history()
     return 0
 
 
@@ -62,6 +63,15 @@ def _print_daemon() -> None:
                 label = f"scrape, {name}, {took[0][1]:,} series, ms (ratio: to objects kept per series)"
                 print(f"{label:62}{ms:8.1f}{ms / peer:8.2f}")
             print(f"{'kubenpud, RSS after those scrapes, MiB':62}{running.status('VmRSS') / 1024:8.1f}")
+
+
+def _print_history() -> None:
+    found = history.measure()
+    print()
+    print(f"{f'history, a minute in which {history.PODS} pods called, ms of CPU time':62}{found.cpu_ms:8.1f}")
+    print(f"{'the same, share of a core':62}{found.cpu_ms / 60_000:8.5f}")
+    print(f"{'the same, KiB in the file':62}{found.bytes / 1024:8.1f}")
+    print(f"{f'report over {history.MINUTES} such minutes, ms':62}{found.report_ms:8.1f}")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,14 @@ class PodSandbox(_Message):
     id: str
     metadata: PodSandboxMetadata
     labels: Mapping[str, str]
+    annotations: Mapping[str, str]
     def __init__(
-        self, *, id: str = ..., metadata: PodSandboxMetadata = ..., labels: Mapping[str, str] = ...
+        self,
+        *,
+        id: str = ...,
+        metadata: PodSandboxMetadata = ...,
+        labels: Mapping[str, str] = ...,
+        annotations: Mapping[str, str] = ...,
     ) -> None: ...
 
 class ListPodSandboxResponse(_Message):

@@ -41,6 +41,7 @@ class FakePod:
     sandbox_id: str
     containers: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
 
     def sandbox_labels(self) -> dict[str, str]:
         return {
@@ -141,7 +142,12 @@ class FakeCri:
         wanted = dict(request.filter.label_selector)
         return cri_pb2.ListPodSandboxResponse(
             items=[
-                cri_pb2.PodSandbox(id=pod.sandbox_id, metadata=pod.metadata(), labels=pod.sandbox_labels())
+                cri_pb2.PodSandbox(
+                    id=pod.sandbox_id,
+                    metadata=pod.metadata(),
+                    labels=pod.sandbox_labels(),
+                    annotations=pod.annotations,
+                )
                 for pod in self.pods
                 if wanted.items() <= pod.sandbox_labels().items()
             ]

@@ -17,6 +17,7 @@ from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.usage import Part, UsageRow
 from kubenpu.model.view import DeviceUsage, Usage, View
 
 IGPU, NPU = "0000:00:02.0", "npu.0"
@@ -55,6 +56,11 @@ VIEW = View(
     slots_max=8192,
     index_rebuilds=1,
 )
+USAGE = [
+    UsageRow(Part.DEVICE, IGPU, "i915", 1700000000.5, 1700003600.25, {"calls.submit": 50, "present_ms": 3_600_000}),
+    UsageRow(Part.UNATTRIBUTED, IGPU, "i915", 1700000000.5, 1700003600.25, {"calls.submit": -7}),
+    UsageRow(Part.WORKLOAD, IGPU, "i915", 1700000000.5, 1700003600.25, {"calls.submit": 57}, "shop", label="blue"),
+]
 OFF = replace(VIEW, hooks=(HookStatus("drm_ioctl", "off", "no drm", 5),), counting_since=None)
 
 
@@ -107,6 +113,7 @@ class FakeNode:
         self.trouble = ""
         self.notes: list[str] = []
         self.hold: threading.Event | None = None
+        self.hold_usage: threading.Event | None = None
 
     def view(self) -> View:
         self.view_count += 1
@@ -121,6 +128,13 @@ class FakeNode:
         self.reloads += 1
         if self.trouble:
             raise SourceError(self.trouble)
+
+    def usage(self, by: str, since: float, until: float) -> list[UsageRow]:
+        if self.hold_usage is not None:
+            assert self.hold_usage.wait(20)
+        if by == "nothing":
+            raise SourceError("usage cannot be summed up by nothing")
+        return USAGE
 
     def note_source(self, source: str, reason: str, seconds: float) -> None:
         assert source == self.source

@@ -22,7 +22,7 @@ from kubenpu.model.errors import KernelError
 
 COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id")
 BODIES = {hook.name: tuple(f"{side}_body" for side in hook.sides) for hook in HOOKS}
-SHAPE = bpf.MapShape(2, 4, 8, 192)
+SHAPE = bpf.MapShape(2, 4, 8, 192, 7)
 ATTACHING = {
     "attach_kprobe_multi": "kprobe.multi",
     "attach_kprobe": "kprobe",

@@ -76,7 +76,12 @@ def write_settings(directory: Path, text: str) -> Path:
     if not (directory / "sys").exists():
         write_sysfs(directory / "sys", DEVICES)
         (directory / "run").mkdir()
-    places = (("run_directory", "run"), ("kernel.pin_directory", "pins"), ("devices.sysfs", "sys"))
+    places = (
+        ("run_directory", "run"),
+        ("kernel.pin_directory", "pins"),
+        ("devices.sysfs", "sys"),
+        ("history.file", "usage.db"),
+    )
     own = "".join(f'{key} = "{directory / name}"\n' for key, name in places)
     if "varlink.address" not in text:
         own += f'varlink.address = "unix:{directory / "varlink"}"\n'

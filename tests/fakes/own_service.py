@@ -73,6 +73,7 @@ class OwnService:
             "web": {"listen_address": [f"127.0.0.1:{self.port}"]},
             "dbus": {"address": self.bus_address},
             "varlink": {"address": ""},
+            "history": {"file": str(self.run_directory / "usage.db")},
         }
         for table, entries in more.items():
             tables.setdefault(table, {}).update(entries)

@@ -94,7 +94,7 @@ class Serving:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.server = DbusServer(self.node, Pictures(self.node), self._address, self.node.reload)
+        self.server = DbusServer(self.node, Pictures(self.node), self._address, self.node.reload, self.node.usage)
         self._task = asyncio.create_task(self.server.run())
         self._started.set()
         await asyncio.wait([self._task])

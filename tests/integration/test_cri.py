@@ -102,6 +102,16 @@ def test_user_labels_of_a_pod_cannot_rename_it(server: FakeCri, client: CriClien
     assert (sandbox.namespace, sandbox.pod) == ("ml", "train-0")
 
 
+def test_labels_and_annotations_of_a_pod(server: FakeCri, client: CriClient) -> None:
+    """A label counts more than an annotation of the same key; what nobody asked for stays where it is."""
+    server.pods[0].labels = {"team": "blue\u202e", "both": "label", "secret": "x"}
+    server.pods[0].annotations = {"example.com/cost": "7" * 100, "both": "annotation"}
+    keys = ["team", "both", "example.com/cost", "none"]
+    wanted = {"team": "blue\ufffd", "both": "label", "example.com/cost": "7" * 63}
+    assert client.pod_labels(UID, keys) == wanted
+    assert client.pod_labels("other", keys) is None
+
+
 def test_hostile_names_arrive_cleaned(server: FakeCri, client: CriClient) -> None:
     server.pods[0] = FakePod(UID, "p\n" + "x" * 400, 'n"\x1b[0m', BOX, {A: "größe\u202e"})
     container = client.container(A)

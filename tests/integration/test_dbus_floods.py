@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kubenpu.api import dbus as api
+from kubenpu.exporters import dbus
 from kubenpu.exporters.dbus_client import NodeClient
 from kubenpu.exporters.dbus_connection import MAX_BACKLOG_BYTES, CallError, Connection, connected
 from kubenpu.exporters.dbus_next_parts import MessageFlag, Variant
 from kubenpu.model.device import Device
-from tests.fakes.dbus_node import VIEW, FakeNode, many
+from tests.fakes.dbus_node import USAGE, VIEW, FakeNode, many
 from tests.fakes.private_bus import (
     DEADLINE_S,
     PrivateBus,
@@ -115,5 +118,26 @@ def test_nobody_is_answered_who_wants_no_answer(bus: PrivateBus, served: Serving
             await connection.send(connection.encode(silent))
         await connection.call(method("ListDevices"))
         assert node.view_count <= before + 1
+
+    with_connection(bus, work)
+
+
+def test_questions_about_the_past_wait_for_themselves(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    """One is answered at a time, four wait at most; everything else is answered meanwhile."""
+    node.hold_usage = threading.Event()
+
+    async def work(connection: Connection) -> None:
+        ask = partial(connection.call, timeout_s=DEADLINE_S)
+        waiting = [asyncio.create_task(ask(method("GetUsage", "stt", ["pod", 0, 1]))) for _ in range(dbus.MAX_SLOW)]
+        while len(served.sessions[0].slow) < dbus.MAX_SLOW:
+            await asyncio.wait(waiting, timeout=0.01)
+        with pytest.raises(CallError) as refused:
+            await ask(method("GetUsage", "stt", ["pod", 0, 1]))
+        assert refused.value.name == api.LIMITS_EXCEEDED
+        assert await ask(method("ListDevices"))
+        assert not any(task.done() for task in waiting)
+        assert node.hold_usage is not None
+        node.hold_usage.set()
+        assert [len(rows) for (rows,) in await asyncio.gather(*waiting)] == [len(USAGE)] * dbus.MAX_SLOW
 
     with_connection(bus, work)

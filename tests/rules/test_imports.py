@@ -26,6 +26,7 @@ PACKAGES = {
     "model": May(),
     "config": May(("model",)),
     "ledger": May(("model",)),
+    "history": May(("model",)),
     "kernel": May(("model",)),
     "devices": May(("model",)),
     "identity": May(("model",), ("grpc",)),
@@ -40,6 +41,7 @@ PACKAGES = {
             "devices.tables",
             "exporters.dbus_client",
             "exporters.scrape",
+            "history.report",
             "identity.cgroup",
             "identity.cri",
             "kernel.bpf",
@@ -50,7 +52,7 @@ PACKAGES = {
         )
     ),
     "service": May(
-        ("model", "config", "ledger", "kernel", "devices", "identity", "api", "exporters"),
+        ("model", "config", "ledger", "kernel", "devices", "identity", "api", "exporters", "history"),
         ("sdnotify",),
     ),
 }

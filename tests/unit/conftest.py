@@ -96,7 +96,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(tmp_path: Path) -> Settings:
     config = tmp_path / "kubenpu.toml"
     places = f'run_directory = "{tmp_path}"\nvarlink.address = "unix:{tmp_path}/varlink"\n'
-    config.write_text(places + 'web.listen_address = ["127.0.0.1:0"]\n')
+    config.write_text(places + 'history.enabled = false\nweb.listen_address = ["127.0.0.1:0"]\n')
     return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
 
 

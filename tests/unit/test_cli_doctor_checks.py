@@ -54,7 +54,12 @@ def settings(tmp_path: Path) -> Settings:
         max_slots=64,
         cri_sockets=(),
         cgroup_root="",
+        pod_labels=(),
         retention_seconds=600,
+        history_enabled=False,
+        history_file=tmp_path / "usage.db",
+        history_retention_days=90,
+        history_max_mib=256,
         sysfs=tmp_path / "sys",
         drivers_directory=tmp_path / "drivers.d",
     )

@@ -19,8 +19,8 @@ from kubenpu.cli import main as program
 from kubenpu.cli.main import COMMANDS, EXIT_CODES, Command, main, make_parser
 from kubenpu.model.errors import SourceError, UnreachableError
 
-NAMES = ("devices", "drivers", "whois", "pods", "top", "watch", "doctor")
-LISTINGS = tuple(name for name in NAMES if name not in ("top", "watch"))
+NAMES = ("devices", "drivers", "whois", "pods", "top", "watch", "report", "doctor")
+LISTINGS = tuple(name for name in NAMES if name not in ("top", "watch", "report"))
 ROOT = Path(__file__).parents[2]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from kubenpu.api import dbus as api
 from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS, Workload
-from kubenpu.exporters.dbus_calls import Answers, find_action, signal_message
-from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_workload
+from kubenpu.exporters.dbus_calls import Answers, find_special, signal_message
+from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_usage, parse_workload
 from kubenpu.exporters.dbus_connection import (
     from_wire,
 )
@@ -32,7 +33,9 @@ from tests.fakes.dbus_node import (
     NPU,
     NPU_PATH,
     OFF,
+    USAGE,
     VIEW,
+    FakeNode,
     call,
     counts,
     many,
@@ -40,6 +43,7 @@ from tests.fakes.dbus_node import (
     over_the_wire,
 )
 
+NODE = FakeNode()
 NO_FILTER: Mapping[str, object] = {}
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -54,7 +58,7 @@ def ask(
 ) -> Any:
     """The reply as the caller gets it: its plain values, or the name of the error."""
     asked = call(member, signature, *body, path=path, interface=interface)
-    reply = over_the_wire(Answers(lambda: objects(view)).answer(asked))
+    reply = over_the_wire(Answers(lambda: objects(view), NODE.usage).answer(asked))
     assert (reply.destination, reply.reply_serial) == (":1.7", 9)
     return reply.error_name if reply.message_type is MessageType.ERROR else from_wire(reply.body)
 
@@ -86,7 +90,7 @@ def test_names_are_distinct() -> None:
 def test_every_declared_method_is_answered() -> None:
     for interface in {*api.OF_NODE, *api.OF_DEVICE}:
         for method in interface.methods:
-            assert method.action or f"{interface.name}.{method.name}" in Answers(objects)._handlers
+            assert method.action or f"{interface.name}.{method.name}" in Answers(objects, NODE.usage)._handlers
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,7 @@ def test_properties_cannot_be_set() -> None:
     [
         ("ListDevices", "s", ["x"], {}, api.INVALID_ARGS),
         ("GetCounters", "", [], {}, api.INVALID_ARGS),
-        ("GetUsage", "", [], {}, api.UNKNOWN_METHOD),
+        ("GetWeather", "", [], {}, api.UNKNOWN_METHOD),
         ("ListDevices", "", [], {"path": GPU_PATH}, api.UNKNOWN_INTERFACE),
         ("ListDevices", "", [], {"path": api.DEVICES_PATH + "/nothing"}, api.UNKNOWN_OBJECT),
         ("ListDevices", "", [], {"path": "/io/kubenpu/devic"}, api.UNKNOWN_OBJECT),
@@ -230,9 +234,27 @@ def test_errors(member: str, signature: str, body: list[object], where: dict[str
     assert ask(member, signature, *body, **where) == error
 
 
+def test_usage_arrives_as_it_was_sent() -> None:
+    """But for parts of a second; a measure that is not known stays missing, what is less than 0 stays so."""
+    (rows,) = ask("GetUsage", "stt", "label:team", 0, 2**64 - 1)
+    whole = [replace(row, since=1700000000, until=1700003600) for row in USAGE]
+    assert [parse_usage(row) for row in rows] == whole
+    assert "Namespace" not in rows[0]
+
+
+def test_usage_that_cannot_be_had_is_refused() -> None:
+    assert ask("GetUsage", "stt", "nothing", 0, 1) == api.FAILED
+
+
+def test_usage_is_slow_and_free_for_all() -> None:
+    method = find_special(call("GetUsage", "stt", "pod", 0, 1))
+    assert method is not None
+    assert (method.slow, method.action) == (True, "")
+
+
 def test_a_call_without_an_interface_is_found() -> None:
     message = over_the_wire(Message("io.kubenpu", api.PATH, None, "ListDevices", serial=9))
-    assert Answers(objects).answer(message).message_type is MessageType.METHOD_RETURN
+    assert Answers(objects, NODE.usage).answer(message).message_type is MessageType.METHOD_RETURN
 
 
 @pytest.mark.parametrize("path", ["/", "/io", api.PATH, api.DEVICES_PATH])
@@ -243,14 +265,14 @@ def test_tree_is_connected(path: str) -> None:
 
 
 def test_reload_is_not_answered_without_asking() -> None:
-    reload = find_action(call("Reload"))
+    reload = find_special(call("Reload"))
     assert reload is not None
     assert reload.action == "io.kubenpu.reload"
-    assert find_action(call("ListDevices")) is None
-    assert find_action(call("Reload", path=GPU_PATH)) is None
-    assert find_action(call("Reload", interface="io.kubenpu.Other")) is None
+    assert find_special(call("ListDevices")) is None
+    assert find_special(call("Reload", path=GPU_PATH)) is None
+    assert find_special(call("Reload", interface="io.kubenpu.Other")) is None
     with pytest.raises(KeyError):
-        Answers(objects).answer(call("Reload"))
+        Answers(objects, NODE.usage).answer(call("Reload"))
 
 
 def test_how_calls_end_is_left_out_where_nobody_sees_it() -> None:

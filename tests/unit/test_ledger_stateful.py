@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,11 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.standing import series_owner
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
-from kubenpu.model.sample import ZERO, Cell, CellMerge, Counts, DeviceTotals, KernelSample
+from kubenpu.model.sample import ZERO, Counts
 from kubenpu.model.view import View
+from tests.fakes.kernel_model import DEVICES, SLOTS_MAX, KernelModel
 
-DEVICES = {0: "0000:00:02.0", 1: "0000:00:03.0"}
-SLOTS_MAX = 16
 RETENTION_S = 10.0
 OWNERS = (
     Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1"),
@@ -27,40 +24,6 @@ OWNERS = (
 )
 Series = dict[tuple[Owner, str], tuple[float, Counts]]
 FACTS = NodeFacts("1", "n", False, counting_since=0.0)
-
-
-class KernelModel:
-    """Cells, independent totals and losses, as the BPF program and the merging code keep them."""
-
-    def __init__(self) -> None:
-        self.cells = {slot: Cell(slot, 0, slot, 0, ZERO) for slot in DEVICES}
-        self.totals = dict.fromkeys(DEVICES, ZERO)
-        self.lost = dict.fromkeys(DEVICES, 0)
-
-    def call(self, cgroup_id: int, device: int, kind: int, now_ns: int) -> None:
-        calls = tuple(int(kind == k) for k in range(7))
-        once = Counts(calls, (0,) * 7, 3 if kind == 4 else 0)
-        self.totals[device] += once
-        for cell in self.cells.values():
-            if (cell.cgroup_id, cell.device) == (cgroup_id, device):
-                self.cells[cell.index] = replace(cell, counts=cell.counts + once)
-                return
-        free = set(range(len(DEVICES), SLOTS_MAX)) - self.cells.keys()
-        if not free:
-            self.lost[device] += 1
-            return
-        self.cells[min(free)] = Cell(min(free), cgroup_id, device, now_ns, once)
-
-    def merge(self, merge: CellMerge) -> None:
-        source, target = self.cells.pop(merge.source), self.cells[merge.target]
-        assert source.device == target.device
-        self.cells[target.index] = replace(target, counts=target.counts + source.counts)
-
-    def sample(self, now_ns: int) -> KernelSample:
-        totals = {slot: DeviceTotals(slot, self.totals[slot], {"full": self.lost[slot]}) for slot in DEVICES}
-        return KernelSample(
-            now_ns, tuple(self.cells.values()), {}, totals, totals, {}, len(self.cells) - len(DEVICES), SLOTS_MAX
-        )
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -23,6 +23,8 @@ HEAVY = {
 SCRIPT = """
 import json, sys
 import kubenpu.service.daemon, kubenpu.exporters.dbus
+assert "sqlite3" not in sys.modules
+import kubenpu.history.recorder, kubenpu.history.report
 loaded = sorted(sys.modules)
 import ssl
 assert ssl.create_default_context() is not None

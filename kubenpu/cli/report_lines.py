@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From usage per group and device to the lines of a report, which add up: workloads, unattributed, unwatched, idle.
+
+Pure. Owns the rule by which a device's time, and with it its cost, is divided; SPLIT says it in words, and every report
+shows it. Refuses to guess: what is known of no device of a line is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from kubenpu.cli.prices import Prices
+from kubenpu.model.kinds import KINDS
+from kubenpu.model.usage import ACTIVE_MS, BY_LABEL, PRESENT_MS, SHARE_MS, UNWATCHED_MS, WAIT_NS, Part, UsageRow
+
+SPLIT = (
+    "Device time is split by activity: each stored interval (a minute) is divided evenly among the workloads that made "
+    "calls to the device in it. Device seconds and allocations are not known. Intervals without calls are idle; those "
+    "in which nobody looked for more than two minutes are unwatched. Neither is charged to anybody."
+)
+UNATTRIBUTED, UNWATCHED, IDLE, TOTAL = "(unattributed)", "(unwatched)", "(idle)", "total"
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "namespace": ("namespace",),
+    "pod": ("namespace", "pod"),
+    "container": ("namespace", "pod", "container"),
+    "unit": ("unit",),
+    "device": ("device", "vendor"),
+}
+_CENTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`names` as they are shown, in the order of the report's columns. Amounts as in model/usage.py.
+
+    `cost` in hundredths of the currency, rounded so that lines add up; None: a device of it has no price.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    amounts: Mapping[str, int]
+    cost: int | None = None
+
+    def sum_of(self, prefix: str) -> int | None:
+        found = [value for name, value in self.amounts.items() if name.startswith(prefix)]
+        return sum(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`since` and `until`: Unix time the stored intervals begin and end. The last line is the total of all others."""
+
+    by: str
+    columns: tuple[str, ...]
+    since: float
+    until: float
+    lines: tuple[Line, ...]
+    devices: tuple[UsageRow, ...]
+    currency: str
+    notes: tuple[str, ...]
+
+
+def columns_of(by: str) -> tuple[str, ...]:
+    return (by.removeprefix(BY_LABEL),) if by.startswith(BY_LABEL) else NAMES[by]
+
+
+def make_report(by: str, rows: Sequence[UsageRow], asked: tuple[int, int], prices: Prices | None) -> Report:
+    """`asked`: the span that was asked for; what is stored of it may be less."""
+    devices = tuple(row for row in rows if row.part is Part.DEVICE)
+    columns = columns_of(by)
+    groups: dict[tuple[str, tuple[str, ...]], list[UsageRow]] = {}
+    for row in rows:
+        if row.part is Part.WORKLOAD:
+            groups.setdefault(("workload", name_of(by, row)), []).append(row)
+    last = [row for row in rows if row.part is Part.UNATTRIBUTED]
+    found = [_Sum.of("workload", names, members, prices) for (_, names), members in groups.items()]
+    found.sort(key=lambda each: (-each.amounts.get(SHARE_MS, 0), -each.calls, each.names))
+    width = len(columns)
+    found.append(_Sum.of("unattributed", _pad(UNATTRIBUTED, width), last, prices))
+    found += (_Sum.of_time(kind, _pad(name, width), devices, prices) for kind, name in _TIMES)
+    total = _Sum.of("total", _pad(TOTAL, width), devices, prices, PRESENT_MS)
+    return Report(
+        by=by,
+        columns=columns,
+        since=min((row.since for row in rows), default=asked[0]),
+        until=max((row.until for row in rows), default=asked[1]),
+        lines=(*_priced(found), *_priced([total])),
+        devices=devices,
+        currency=prices.currency if prices else "",
+        notes=tuple(_notes(rows, devices, prices)),
+    )
+
+
+_TIMES = (("unwatched", UNWATCHED), ("idle", IDLE))
+
+
+def name_of(by: str, row: UsageRow) -> tuple[str, ...]:
+    """How a group is called; what has no such name says in parentheses why."""
+    if by.startswith(BY_LABEL):
+        return (row.label or "(none)",)
+    match by:
+        case "namespace":
+            return (row.namespace or "(host)",)
+        case "pod":
+            return (row.namespace, row.pod) if row.pod else ("(host)", row.unit)
+        case "container":
+            return (row.namespace, row.pod, row.container) if row.pod else ("(host)", row.unit, "")
+        case "unit":
+            return (row.unit or "(pods)",)
+        case _:
+            return (row.device, row.vendor or "")
+
+
+def _pad(name: str, width: int) -> tuple[str, ...]:
+    return (name, *[""] * (width - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A line whose cost is exact yet."""
+
+    kind: str
+    names: tuple[str, ...]
+    amounts: Mapping[str, int]
+    cost: Fraction | None
+
+    @property
+    def calls(self) -> int:
+        return sum(value for name, value in self.amounts.items() if name.startswith("calls."))
+
+    @classmethod
+    def of(
+        cls, kind: str, names: tuple[str, ...], rows: Sequence[UsageRow], prices: Prices | None, time: str = SHARE_MS
+    ) -> _Sum:
+        amounts: dict[str, int] = {}
+        for row in rows:
+            for measure, value in row.amounts.items():
+                amounts[measure] = amounts.get(measure, 0) + value
+        if time != SHARE_MS:
+            amounts[SHARE_MS] = amounts.pop(time, 0)
+        return cls(kind, names, amounts, _cost([(row, row.amounts.get(time, 0)) for row in rows], prices))
+
+    @classmethod
+    def of_time(cls, kind: str, names: tuple[str, ...], devices: Sequence[UsageRow], prices: Prices | None) -> _Sum:
+        """Time of devices that is nobody's."""
+        times = [(row, row.amounts.get(UNWATCHED_MS, 0) if kind == "unwatched" else idle_ms(row)) for row in devices]
+        return cls(kind, names, {SHARE_MS: sum(ms for _, ms in times)}, _cost(times, prices))
+
+
+def idle_ms(device: UsageRow) -> int:
+    """What nobody used of the time in which calls were counted."""
+    get = device.amounts.get
+    return get(PRESENT_MS, 0) - get(ACTIVE_MS, 0) - get(UNWATCHED_MS, 0)
+
+
+def _cost(times: Iterable[tuple[UsageRow, int]], prices: Prices | None) -> Fraction | None:
+    total = Fraction(0)
+    for row, ms in times:
+        price = prices.of(row.device, row.vendor) if prices else None
+        if price is None and ms:
+            return None
+        total += Fraction(price or Decimal(0)) * ms / 3_600_000
+    return total if prices else None
+
+
+def _priced(found: Iterable[_Sum]) -> Iterable[Line]:
+    """Each line gets what the sum up to it, rounded, is more than the one before."""
+    exact, rounded = Fraction(0), 0
+    for each in found:
+        cost = None
+        if each.cost is not None:
+            exact += each.cost
+            cost = round(exact * _CENTS) - rounded
+            rounded += cost
+        yield Line(each.kind, each.names, each.amounts, cost)
+
+
+def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices | None) -> Iterable[str]:
+    blind = [row.device for row in devices if "calls.submit" not in row.amounts]
+    if blind:
+        yield f"submits are not known of {', '.join(blind)}: the driver does not show them"
+    silent = [row.device for row in devices if "errors.other" not in row.amounts]
+    if silent:
+        yield f"errors and waits are not known of {', '.join(silent)}: only the beginning of a call is seen there"
+    if any(value < 0 for row in rows if row.part is Part.UNATTRIBUTED for value in row.amounts.values()):
+        yield "less than 0 unattributed: calls from before this time got their name in it"
+    unpriced = [row.device for row in devices if prices and prices.of(row.device, row.vendor) is None]
+    if unpriced:
+        yield f"no price for {', '.join(unpriced)}"
+    if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):
+        yield "for part of the time kubenpud did not run: who was active when is not known of it, calls are complete"
+    known = {row.amounts.get(PRESENT_MS, 0) for row in devices}
+    if rows and max(known, default=0) < (max(row.until for row in rows) - min(row.since for row in rows)) * 990:
+        yield "calls were not counted, or the history was not kept, for part of the time"
+
+
+KIND_LABELS = tuple(kind.label for kind in KINDS)
+
+
+def wait_seconds(line: Line) -> float | None:
+    value = line.amounts.get(WAIT_NS)
+    return None if value is None else value / 1e9

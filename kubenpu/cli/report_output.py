@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as a table, as CSV and as JSON. Knows no source; text from the node is escaped as everywhere in kubenpuctl.
+
+In CSV a name that a spreadsheet would take for a formula gets an apostrophe in front.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterator
+
+from kubenpu.cli.output import escape, render_table, show_time
+from kubenpu.cli.report_lines import KIND_LABELS, SPLIT, Line, Report, idle_ms, wait_seconds
+from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, UsageRow
+
+_FORMULA = ("=", "+", "-", "@")
+
+
+def render_text(report: Report) -> str:
+    """The table, and what has to be known to read it."""
+    table = render_table([*map(escape, header_of(report))], [cells_of(line, report) for line in report.lines])
+    span = f"{show_time(report.since)} to {show_time(report.until)}"
+    return f"{table}\n{textwrap.fill(f'{span}. {SPLIT}', 100)}\n"
+
+
+def header_of(report: Report) -> tuple[str, ...]:
+    numbers = ("SUBMITS", "CALLS", "ERRORS", "WAIT S", "ACTIVE H", "SHARE H")
+    money = (f"COST {report.currency}",) if report.currency else ()
+    return (*(column.upper() for column in report.columns), *numbers, *money)
+
+
+def cells_of(line: Line, report: Report) -> tuple[str | None, ...]:
+    return (*line.names, *_numbers(line), *([_money(line)] if report.currency else []))
+
+
+def _numbers(line: Line) -> Iterator[str | None]:
+    yield _whole(line.sum_of("calls.submit"))
+    yield _whole(line.sum_of("calls."))
+    yield _whole(line.sum_of("errors."))
+    wait = wait_seconds(line)
+    yield None if wait is None else f"{wait:.1f}"
+    yield _hours(line.amounts.get(ACTIVE_MS))
+    yield _hours(line.amounts.get(SHARE_MS, 0))
+
+
+def _whole(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+def _hours(ms: int | None) -> str | None:
+    return None if ms is None else f"{ms / 3_600_000:.2f}"
+
+
+def _money(line: Line) -> str | None:
+    return None if line.cost is None else f"{line.cost / 100:.2f}"
+
+
+def render_csv(report: Report) -> str:
+    """One line per line of the report; what is not known is empty. Kinds of calls have columns of their own."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    kinds = [f"calls_{kind}" for kind in KIND_LABELS]
+    numbers = ("calls", *kinds, "errors", "wait_seconds", "active_seconds", "share_seconds", "cost", "currency")
+    writer.writerow(["since", "until", "kind", *map(_cell, report.columns), *numbers])
+    for line in report.lines:
+        values = line_to_json(line, report)
+        calls = values["calls"] if isinstance(values["calls"], dict) else {}
+        names = map(_cell, line.names)
+        counts = [line.sum_of("calls."), *(calls.get(kind) for kind in KIND_LABELS)]
+        rest = [values[name] for name in numbers[len(counts) : -1]]
+        currency = report.currency if line.cost is not None else None
+        writer.writerow([show_time(report.since), show_time(report.until), line.kind, *names, *counts, *rest, currency])
+    return text.getvalue()
+
+
+def _cell(name: str) -> str:
+    shown = escape(name)
+    return "'" + shown if shown.startswith(_FORMULA) else shown
+
+
+def report_to_json(report: Report, node: str, simulated: bool | None) -> dict[str, object]:
+    """Keys are stable; what is not known is null."""
+    return {
+        "node": node or None,
+        "simulated": simulated,
+        "by": report.by,
+        "since": report.since,
+        "until": report.until,
+        "currency": report.currency or None,
+        "split": SPLIT,
+        "lines": [line_to_json(line, report) for line in report.lines],
+        "devices": [_device_to_json(device) for device in report.devices],
+        "notes": list(report.notes),
+    }
+
+
+def line_to_json(line: Line, report: Report) -> dict[str, object]:
+    names = dict(zip(report.columns, (name or None for name in line.names), strict=True))
+    counted = {kind: line.amounts.get(f"calls.{kind}") for kind in KIND_LABELS}
+    active = line.amounts.get(ACTIVE_MS)
+    return {
+        "kind": line.kind,
+        "names": names,
+        "calls": counted if any(value is not None for value in counted.values()) else None,
+        "errors": line.sum_of("errors."),
+        "wait_seconds": wait_seconds(line),
+        "active_seconds": None if active is None else active / 1000,
+        "share_seconds": line.amounts.get(SHARE_MS, 0) / 1000,
+        "cost": None if line.cost is None else line.cost / 100,
+    }
+
+
+def _device_to_json(device: UsageRow) -> dict[str, object]:
+    get = device.amounts.get
+    return {
+        "device": device.device,
+        "vendor": device.vendor,
+        "present_seconds": get(PRESENT_MS, 0) / 1000,
+        "active_seconds": get(ACTIVE_MS, 0) / 1000,
+        "unwatched_seconds": get(UNWATCHED_MS, 0) / 1000,
+        "idle_seconds": idle_ms(device) / 1000,
+    }

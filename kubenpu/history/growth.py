@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every total grew by since it was stored last, and whose time that was. Pure.
+
+Counts leave a workload in two ways: into the device's departed total, when its cells are retired, and back among those
+without a name, when a restarted kubenpud has lost the name. The first must not lessen what the workload was charged,
+the second must, because the same counts come back with the name. The growth of the departed total tells them apart.
+What a device counted and no workload explains is unattributed; so workloads and that add up to the device, always.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import add, sub
+from typing import NamedTuple
+
+from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED
+from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot, Total, Values
+from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS
+
+STEP_S = 60.0
+WATCHED_MS = 2 * int(STEP_S * 1000)
+"""Of a longer interval nobody knows when in it the calls were made."""
+
+FORGET_MS = 24 * 3600 * 1000
+"""A name that was lost for so long does not come back."""
+
+ZEROS: Values = (0,) * len(MEASURES)
+Key = tuple[int, int]
+"""Numbers of workload and device."""
+
+Growth = dict[Key, Values]
+
+
+class Interval(NamedTuple):
+    """Times without `boot` are the wall's."""
+
+    start_ms: int
+    end_ms: int
+    boot_end_ms: int
+    length_ms: int
+
+    @property
+    def watched(self) -> bool:
+        return self.length_ms <= WATCHED_MS
+
+    def counted_ms(self, counting_ns: int) -> int:
+        """The part of it in which calls were counted, when they are counted since then."""
+        return max(0, min(self.length_ms, self.boot_end_ms - counting_ns // 1_000_000))
+
+
+@dataclass(slots=True)
+class Totals:
+    """The totals of an epoch by workload and device. Named workloads have a `first_ns`; `gone`: missing since."""
+
+    values: dict[Key, Values] = field(default_factory=dict)
+    first_ns: dict[Key, int] = field(default_factory=dict)
+    gone: dict[Key, int] = field(default_factory=dict)
+
+    def copy(self) -> Totals:
+        return Totals(dict(self.values), dict(self.first_ns), dict(self.gone))
+
+    def step(self, key: Key, values: Values) -> Values:
+        """Takes the new values and gives the growth."""
+        before = self.values.get(key, ZEROS)
+        self.values[key] = values
+        return tuple(map(sub, values, before))
+
+    def retire(self, key: Key, left: Values) -> None:
+        """So much of a workload is under no name any more."""
+        place = (RETIRED, key[1])
+        self.values[place] = tuple(map(add, self.values.get(place, ZEROS), left))
+        self.values[key] = tuple(map(sub, self.values[key], left))
+
+    def forget(self, key: Key) -> None:
+        self.retire(key, self.values[key])
+        del self.values[key], self.first_ns[key]
+        self.gone.pop(key, None)
+
+
+def plan_interval(snapshot: Snapshot, last_epoch: str, last_boot_end_ms: int) -> Interval:
+    """From the last one's end. The first of an epoch begins with its counting, after the last one of the same boot."""
+    end = snapshot.taken_ns // 1_000_000
+    if last_epoch == snapshot.epoch:
+        start = last_boot_end_ms
+    else:
+        same_boot = last_epoch.partition("/")[0] == snapshot.epoch.partition("/")[0]
+        begin = min(snapshot.counting_ns.values(), default=0) // 1_000_000
+        start = max(min(begin, end), last_boot_end_ms if same_boot else 0)
+    return Interval(snapshot.unix_ms - (end - start), snapshot.unix_ms, end, end - start)
+
+
+def plan_growth(
+    old: Totals, snapshot: Snapshot, devices: Mapping[str, int], workloads: Mapping[Key, Total], now_ms: int
+) -> tuple[Totals, Growth]:
+    """The totals as they are now, and what is to be stored as having happened. `devices`: number by address."""
+    new, growth = old.copy(), Growth()
+    departed = {number: new.step((DEPARTED, number), snapshot.departed[a]) for a, number in devices.items()}
+    _retire_gone(old, new, workloads, departed, now_ms)
+    for key, total in workloads.items():
+        growth[key] = new.step(key, total.values)
+        new.first_ns[key] = total.first_ns
+        new.gone.pop(key, None)
+    for key in [key for key, since in new.gone.items() if now_ms - since > FORGET_MS]:
+        new.forget(key)
+    _grow_devices(new, growth, snapshot, devices)
+    return new, growth
+
+
+def _retire_gone(
+    old: Totals, new: Totals, workloads: Mapping[Key, Total], departed: dict[int, Values], now_ms: int
+) -> None:
+    """Says of the workloads that are not there any more, or not with all they had, what part of them is departed.
+
+    As a rule that is all of one. The largest come first, so that none is taken for another one's part.
+    """
+    here = [key for key in old.first_ns if key in workloads or key not in old.gone]
+    less = sorted(
+        (key for key in here if _has_less(old, key, workloads.get(key))), key=lambda key: (-sum(old.values[key]), key)
+    )
+    rest = [key for key in less if not _depart(new, key, departed, only_all=True)]
+    for key in rest:
+        if key in workloads:
+            _depart(new, key, departed, only_all=False)
+        else:
+            new.gone[key] = now_ms
+    for key in less:
+        if key not in workloads and key not in rest:
+            new.forget(key)
+
+
+def _depart(new: Totals, key: Key, departed: dict[int, Values], only_all: bool) -> bool:
+    """Takes as much of the departed total's growth for this workload's as it can be."""
+    growth = departed.get(key[1], ZEROS)
+    left = tuple(map(min, new.values[key], growth))
+    if only_all and left != new.values[key]:
+        return False
+    departed[key[1]] = tuple(map(sub, growth, left))
+    new.retire(key, left)
+    return True
+
+
+def _has_less(old: Totals, key: Key, now: Total | None) -> bool:
+    """Whether it lost something since: it is not there, its oldest part is not, or a number went down."""
+    return now is None or now.first_ns > old.first_ns[key] or any(map(int.__lt__, now.values, old.values[key]))
+
+
+def _grow_devices(new: Totals, growth: Growth, snapshot: Snapshot, devices: Mapping[str, int]) -> None:
+    named: dict[int, Values] = {}
+    for (workload, device), values in new.values.items():
+        if workload not in (DEVICE, UNATTRIBUTED, DEPARTED):
+            named[device] = tuple(map(add, named.get(device, ZEROS), values))
+    for address, number in devices.items():
+        total = snapshot.device_totals[address]
+        growth[DEVICE, number] = new.step((DEVICE, number), total)
+        rest = tuple(map(sub, total, named.get(number, ZEROS)))
+        growth[UNATTRIBUTED, number] = new.step((UNATTRIBUTED, number), rest)
+
+
+def plan_times(
+    growth: Growth, interval: Interval, counted_ms: Mapping[int, int], present: Iterable[int]
+) -> Iterator[tuple[Key, str, int]]:
+    """Who was active, and what part of each device's time that is. The parts of one device add up exactly.
+
+    `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one.
+    """
+    active: defaultdict[int, list[int]] = defaultdict(list)
+    for (workload, device), values in growth.items():
+        if workload != DEVICE and sum(values[CALLS]) > 0:
+            active[device].append(workload)
+    for device in {*present, *active} & counted_ms.keys():
+        length, workloads = counted_ms[device], active.get(device, [])
+        yield (DEVICE, device), PRESENT_MS, length
+        if not workloads:
+            continue
+        if not interval.watched:
+            yield (DEVICE, device), UNWATCHED_MS, length
+            continue
+        yield (DEVICE, device), ACTIVE_MS, length
+        for place, workload in enumerate(sorted(workloads)):
+            yield (workload, device), ACTIVE_MS, length
+            share = length * (place + 1) // len(workloads) - length * place // len(workloads)
+            yield (workload, device), SHARE_MS, share

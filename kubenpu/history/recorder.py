@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the history: what every total grew by since the last interval, in one transaction with the totals themselves.
+
+Owns the open file. Its data are Snapshots, of which it keeps none: a process killed at any instruction loses and
+doubles nothing. Times of day are the wall's; durations are CLOCK_BOOTTIME's, which nobody sets. Writes what changed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kubenpu.history.growth import ZEROS, Key, Totals, plan_growth, plan_interval, plan_times
+from kubenpu.history.schema import CorruptError, explained, open_for_writing, set_aside, transaction
+from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Values
+from kubenpu.history.upkeep import Bounds, clean_up, note_used
+
+
+class Recorder:
+    """The history of this node. Every method raises SourceError when the file cannot be used now."""
+
+    def __init__(self, path: Path, bounds: Bounds) -> None:
+        self._path = path
+        self.bounds = bounds
+        self._connection: sqlite3.Connection | None = None
+
+    def record(self, snapshot: Snapshot, least_s: float = 0.0) -> None:
+        """Stores what happened since the last time, if that is so long ago or the counters are others.
+
+        A file that is not sound is set aside, which the error tells.
+        """
+        try:
+            with explained(self._path):
+                connection = self._open()
+                with transaction(connection):
+                    _store(connection, snapshot, least_s)
+                clean_up(connection, self.bounds, snapshot.unix_ms)
+        except CorruptError as error:
+            self.close()
+            aside = set_aside(self._path, snapshot.unix_ms / 1000)
+            raise CorruptError(f"{error.cause}; it is {aside} now", "Counting goes on in a new file") from error
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None or not self._path.exists():
+            self.close()
+            self._connection = open_for_writing(self._path)
+        return self._connection
+
+
+def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -> None:
+    last = connection.execute("SELECT stored.epoch, boot_end_ms, name FROM stored JOIN epoch ON id = stored.epoch")
+    epoch, boot_end_ms, name = last.fetchone() or (0, 0, "")
+    interval = plan_interval(snapshot, name, boot_end_ms)
+    if interval.length_ms <= 0 or (name == snapshot.epoch and interval.length_ms < least_s * 1000):
+        return
+    ids = _Ids(connection)
+    if name != snapshot.epoch:
+        connection.execute("DELETE FROM last")
+        connection.execute("DELETE FROM source")
+        epoch = ids.one("epoch", "name", snapshot.epoch)
+    number = connection.execute(
+        "INSERT INTO interval (epoch, start_ms, end_ms, boot_end_ms) VALUES (?, ?, ?, ?)",
+        (epoch, interval.start_ms, interval.end_ms, interval.boot_end_ms),
+    ).lastrowid
+    connection.execute("DELETE FROM stored")
+    connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, number, interval.boot_end_ms))
+    devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
+    old = _read_totals(connection, ids)
+    here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
+    new, growth = plan_growth(old, snapshot, devices, here, interval.boot_end_ms)
+    _write_totals(connection, ids, old, new)
+    usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
+    counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
+    times = plan_times(growth, interval, counted, {devices[each] for each in snapshot.present if each in devices})
+    usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
+    connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
+    note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
+    known = [(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in sorted(names)]
+    seen = {(device, measure) for _, device, _, measure, _ in usage}
+    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", [*known, *seen])
+    _store_labels(connection, ids, snapshot)
+
+
+def _amounts(ids: _Ids, growth: dict[Key, Values]) -> Iterable[tuple[Key, int, int]]:
+    """What is not 0, by number of the measure."""
+    numbers = [ids.measure(name) for name in MEASURES]
+    for key, values in growth.items():
+        for number, value in zip(numbers, values, strict=True):
+            if value:
+                yield key, number, value
+
+
+def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
+    place = {ids.measure(name): index for index, name in enumerate(MEASURES)}
+    found: defaultdict[Key, list[int]] = defaultdict(lambda: list(ZEROS))
+    for workload, device, measure, value in connection.execute("SELECT * FROM last"):
+        if measure in place:
+            found[workload, device][place[measure]] = value
+    totals = Totals({key: tuple(values) for key, values in found.items()})
+    for workload, device, first_ns, gone_ms in connection.execute("SELECT * FROM source"):
+        totals.first_ns[workload, device] = first_ns
+        totals.values.setdefault((workload, device), ZEROS)
+        if gone_ms is not None:
+            totals.gone[workload, device] = gone_ms
+    return totals
+
+
+def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: Totals) -> None:
+    """The rows that changed."""
+    forgotten = list(old.values.keys() - new.values.keys())
+    connection.executemany("DELETE FROM last WHERE workload = ? AND device = ?", forgotten)
+    connection.executemany("DELETE FROM source WHERE workload = ? AND device = ?", forgotten)
+    changed = {key: values for key, values in new.values.items() if values != old.values.get(key)}
+    rows = []
+    for key, values in changed.items():
+        before = old.values.get(key, ZEROS)
+        rows += [
+            (*key, ids.measure(name), value)
+            for name, value, was in zip(MEASURES, values, before, strict=True)
+            if value != was
+        ]
+    connection.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?, ?)", rows)
+    sources = [
+        (*key, first_ns, new.gone.get(key))
+        for key, first_ns in new.first_ns.items()
+        if (first_ns, new.gone.get(key)) != (old.first_ns.get(key), old.gone.get(key))
+    ]
+    connection.executemany("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?)", sources)
+
+
+def _store_labels(connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot) -> None:
+    """A pod's labels as they are now; a pod of which none are known keeps those it had."""
+    rows = [(ids.workload(names), k, v) for names, labels in snapshot.labels.items() for k, v in labels.items()]
+    connection.executemany(
+        "INSERT INTO label VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
+        "WHERE value != excluded.value",
+        rows,
+    )
+
+
+class _Ids:
+    """Numbers for names, given out at first sight."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._measures: dict[str, int] = dict(connection.execute("SELECT name, id FROM measure"))
+        self._workloads: dict[Names, int] = {}
+
+    def one(self, table: str, column: str, value: str) -> int:
+        return self._find(table, (column,), (value,))
+
+    def measure(self, name: str) -> int:
+        if name not in self._measures:
+            self._measures[name] = self._find("measure", ("name",), (name,))
+        return self._measures[name]
+
+    def device(self, address: str, vendor: str | None) -> int:
+        number = self.one("device", "address", address)
+        self._connection.execute(
+            "UPDATE device SET vendor = ? WHERE id = ? AND vendor IS NOT ?", (vendor, number, vendor)
+        )
+        return number
+
+    def workload(self, names: Names) -> int:
+        if names not in self._workloads:
+            columns = ("kind", "namespace", "pod", "container", "pod_uid", "unit")
+            self._workloads[names] = self._find("workload", columns, names)
+        return self._workloads[names]
+
+    def _find(self, table: str, columns: Sequence[str], values: Sequence[str]) -> int:
+        """Tables and columns are ours, never text from outside."""
+        where = " AND ".join(f"{column} = ?" for column in columns)
+        row = self._connection.execute(f"SELECT id FROM {table} WHERE {where}", values).fetchone()  # noqa: S608
+        if row is not None:
+            return int(row[0])
+        marks = ", ".join("?" * len(values))
+        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+        return int(self._connection.execute(insert, values).lastrowid or 0)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums the history up: usage between two times by namespace, pod, container, unit, device or label.
+
+Opens the file for reading, for one question. An interval belongs to the time in which it ended, so that what is asked
+for adjacent times adds up. Refuses what takes longer than its deadline or gives more rows than the caller takes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kubenpu.history.schema import DEVICE, UNATTRIBUTED, explained, open_for_reading
+from kubenpu.model.errors import SourceError
+from kubenpu.model.usage import BY, BY_LABEL, Part, UsageRow
+
+MAX_ROWS = 4096
+_CHECK_EVERY = 20_000  # instructions of SQLite's machine, some milliseconds
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "namespace": ("namespace",),
+    "pod": ("namespace", "pod", "unit"),
+    "container": ("namespace", "pod", "container", "unit"),
+    "unit": ("unit",),
+    "device": (),
+}
+_PARTS = {DEVICE: Part.DEVICE, UNATTRIBUTED: Part.UNATTRIBUTED}
+
+
+class _Group(NamedTuple):
+    """What becomes one row. `part`: the id of a workload that is none, else -1."""
+
+    device: int
+    part: int
+    names: tuple[str, ...]
+
+
+def check_by(by: str) -> str:
+    """The same text. Raises SourceError when nothing can be summed up by it."""
+    if by in BY or (by.startswith(BY_LABEL) and len(by) > len(BY_LABEL)):
+        return by
+    raise SourceError(f"usage cannot be summed up by {by}", f"Use {', '.join(BY)} or {BY_LABEL}KEY")
+
+
+def read_usage(
+    path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = MAX_ROWS
+) -> list[UsageRow]:
+    """Rows by device, for each of them the device first, then what is unattributed, then the groups."""
+    check_by(by)
+    with explained(path), _reading(path, deadline_s) as connection:
+        low, high = (int(min(max(each, 0.0), 1e12) * 1000) for each in (since, until))
+        extent = "SELECT MIN(start_ms), MAX(end_ms) FROM interval WHERE end_ms > ? AND end_ms <= ?"
+        begin_ms, end_ms = connection.execute(extent, (low, high)).fetchone()
+        if begin_ms is None:
+            return []
+        amounts = _sum_up(connection, by, low, high, max_rows)
+        devices = connection.execute("SELECT id, address, vendor FROM device ORDER BY address").fetchall()
+        known = _measured(connection)
+    rows = []
+    for number, address, vendor in devices:
+        for group in sorted((g for g in amounts if g.device == number), key=lambda g: (g.part < 0, g.part, g.names)):
+            part = _PARTS.get(group.part, Part.WORKLOAD)
+            shown = {name: amounts[group].get(name, 0) for name in known.get(number, ()) if _fits(part, name)}
+            names = dict(zip(("label",) if by.startswith(BY_LABEL) else _COLUMNS[by], group.names, strict=False))
+            rows.append(UsageRow(part, address, vendor, begin_ms / 1000, end_ms / 1000, shown, **names))
+    return rows
+
+
+def _fits(part: Part, measure: str) -> bool:
+    """Device time is divided among workloads; that there was a device is said of devices."""
+    return not measure.startswith(("present_", "unwatched_") if part is not Part.DEVICE else "share_")
+
+
+def _sum_up(
+    connection: sqlite3.Connection, by: str, low: int, high: int, max_rows: int
+) -> dict[_Group, dict[str, int]]:
+    """The one query that reads much. Columns are ours; what the caller gave is a parameter."""
+    label = by.removeprefix(BY_LABEL) if by.startswith(BY_LABEL) else ""
+    columns = ("label.value",) if label else tuple(f"workload.{name}" for name in _COLUMNS[by])
+    names = "".join(f", COALESCE(CASE WHEN workload.id > {UNATTRIBUTED} THEN {each} END, '')" for each in columns)
+    query = f"""
+        WITH summed AS (
+            SELECT usage.device, usage.workload, usage.measure, SUM(usage.value) AS value
+            FROM interval CROSS JOIN usage ON usage.interval = interval.id
+            WHERE interval.end_ms > ? AND interval.end_ms <= ? GROUP BY 1, 2, 3
+        )
+        SELECT summed.device, CASE WHEN summed.workload > {UNATTRIBUTED} THEN -1 ELSE summed.workload END,
+            measure.name, SUM(summed.value){names}
+        FROM summed JOIN measure ON measure.id = summed.measure JOIN workload ON workload.id = summed.workload
+        LEFT JOIN label ON label.workload = summed.workload AND label.key = ?
+        GROUP BY summed.device, 2, measure.id{"".join(f", {5 + i}" for i in range(len(columns)))}
+    """  # noqa: S608
+    found: dict[_Group, dict[str, int]] = {}
+    for device, part, measure, value, *given in connection.execute(query, (low, high, label)):
+        found.setdefault(_Group(device, part, tuple(given)), {})[measure] = value
+        if len(found) > max_rows:
+            raise SourceError(f"more than {max_rows} rows", "Ask for less time, or sum up by something coarser")
+    for device, part in [(group.device, part) for group in found for part in (DEVICE, UNATTRIBUTED)]:
+        found.setdefault(_Group(device, part, tuple("" for _ in columns)), {})
+    return found
+
+
+def _measured(connection: sqlite3.Connection) -> dict[int, list[str]]:
+    known: dict[int, list[str]] = {}
+    order = "SELECT device, name FROM measured JOIN measure ON id = measure ORDER BY device, id"
+    for device, name in connection.execute(order):
+        known.setdefault(device, []).append(name)
+    return known
+
+
+@contextmanager
+def _reading(path: Path, deadline_s: float) -> Iterator[sqlite3.Connection]:
+    """One consistent picture of the file, for so long."""
+    end = time.monotonic() + deadline_s
+    connection = open_for_reading(path)
+    try:
+        connection.set_progress_handler(lambda: time.monotonic() > end, _CHECK_EVERY)
+        connection.execute("BEGIN")
+        yield connection
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
+            raise SourceError(f"it takes longer than {deadline_s:.0f} s", "Ask for less time") from error
+        raise
+    finally:
+        connection.close()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a View to what the history stores: totals of named workloads and of devices, as numbers by measure.
+
+The only module of the history that knows which numbers there are; a further source is further entries of MEASURES.
+Pure; its types are named tuples, because a dataclass costs the daemon more memory. Who has no confirmed name is left
+out: the store gives to nobody what the named ones do not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from kubenpu.model.device import Visibility
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.kinds import KINDS, Kind
+from kubenpu.model.sample import Counts
+from kubenpu.model.usage import WAIT_NS
+from kubenpu.model.view import DeviceUsage, View, sees_outcome
+
+MEASURES = (*(f"calls.{kind.label}" for kind in KINDS), *(f"errors.{kind.label}" for kind in KINDS), WAIT_NS)
+CALLS = slice(0, len(KINDS))
+_OF_OUTCOMES = MEASURES[len(KINDS) :]
+_OF_SUBMITS = (f"calls.{Kind.SUBMIT.label}", f"errors.{Kind.SUBMIT.label}")
+
+VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
+Values = tuple[int, ...]
+"""One number per measure, in the order of MEASURES."""
+
+Names = tuple[str, str, str, str, str, str]
+"""What a workload is known by: kind, namespace, pod, container, UID of the pod, unit. All containers that had a name
+in a pod one after the other are one."""
+
+
+class Total(NamedTuple):
+    """`first_ns` grows when the older part of the counts left."""
+
+    values: Values
+    first_ns: int
+
+
+class Snapshot(NamedTuple):
+    """Totals since the counters of this epoch began. `devices`: vendor by address, for every device with totals.
+
+    `departed` is the part of a device's total that the kernel has under no workload's name any more. `present`: devices
+    that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
+    `measured`: by device the measures that can be known of it. `unix_ms` is the clock of the wall at `taken_ns`.
+    """
+
+    epoch: str
+    taken_ns: int
+    unix_ms: int
+    counting_ns: Mapping[str, int]
+    devices: Mapping[str, str | None]
+    present: frozenset[str]
+    device_totals: Mapping[str, Values]
+    departed: Mapping[str, Values]
+    workloads: Mapping[tuple[Names, str], Total]
+    measured: Mapping[str, frozenset[str]]
+    labels: Mapping[Names, Mapping[str, str]]
+
+
+def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapshot | None:
+    """None when there are no counts now."""
+    if not view.epoch:
+        return None
+    vendors = {each.device: each.vendor for each in view.device_usage}
+    workloads: dict[tuple[Names, str], Total] = {}
+    labels = {}
+    for usage in view.usage:
+        if usage.owner.kind is OwnerKind.UNKNOWN or usage.device not in vendors:
+            continue
+        names = _names(usage.owner)
+        total = Total(_values(usage.counts), usage.first_ns)
+        before = workloads.get((names, usage.device))
+        workloads[names, usage.device] = total if before is None else _add(before, total)
+        if view.pod_labels.get(usage.owner.pod_uid):
+            labels[names] = view.pod_labels[usage.owner.pod_uid]
+    return Snapshot(
+        epoch=view.epoch,
+        taken_ns=view.taken_ns,
+        unix_ms=unix_ms,
+        counting_ns={each.device: min(_since(view, each)) for each in view.device_usage if view.counts(each.hooks)},
+        devices=vendors,
+        present=frozenset(device.address for device in view.devices),
+        device_totals={each.device: _values(each.settled) for each in view.device_usage},
+        departed={each.device: _values(each.departed) for each in view.device_usage},
+        workloads=workloads,
+        measured={each.device: _measured(each, visibility(each.vendor)) for each in view.device_usage},
+        labels=labels,
+    )
+
+
+def _names(owner: Owner) -> Names:
+    return (owner.kind.value, owner.namespace, owner.pod, owner.container, owner.pod_uid, owner.unit)
+
+
+def _values(counts: Counts) -> Values:
+    return (*counts.calls, *counts.errors, counts.wait_ns)
+
+
+def _add(one: Total, other: Total) -> Total:
+    return Total(tuple(map(int.__add__, one.values, other.values)), min(one.first_ns, other.first_ns))
+
+
+def _since(view: View, device: DeviceUsage) -> list[int]:
+    return [hook.since_ns for hook in view.hooks if hook.mechanism != "off" and hook.hook in device.hooks]
+
+
+def _measured(device: DeviceUsage, visibility: Mapping[str, Visibility]) -> frozenset[str]:
+    """Not a submission that nobody could have seen, nor errors and waits where no hook sees what becomes of a call."""
+    hidden = visibility.get("submit") in {None, Visibility.NEVER}
+    unknown = {*(_OF_SUBMITS if hidden else ()), *(() if sees_outcome(device.hooks) else _OF_OUTCOMES)}
+    return frozenset(MEASURES) - unknown

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the history small: minutes become hours after two days, and the oldest go when they are too old or too many.
+
+Little at a time, so that neither a long pause nor a wrong clock costs much: per minute one hour is summed up and ten
+intervals are dropped for their age. Sums of what stays do not change; an hour is the sum of its minutes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import NamedTuple
+
+from kubenpu.history.schema import DEPARTED, transaction
+
+HOUR_MS = 3600 * 1000
+DAY_MS = 24 * HOUR_MS
+MINUTES_KEPT_MS = 2 * DAY_MS
+AT_ONCE = 10
+"""Intervals dropped for their age at a time: ten times as many as come, and few enough for a clock that errs."""
+
+AT_ONCE_FOR_SIZE = 60
+SPARE_PAGES = 256
+"""Free pages that stay in the file to be filled again."""
+
+# What is rolled up now has rolled = 2. Below 0 is no interval: a place for the sums while the minutes are still there.
+_ROLL_UP = (
+    "INSERT INTO usage SELECT -1, device, workload, measure, SUM(value) FROM usage "
+    "WHERE interval IN (SELECT id FROM interval WHERE rolled = 2) "
+    "GROUP BY device, workload, measure HAVING SUM(value) != 0",
+    "DELETE FROM usage WHERE interval IN (SELECT id FROM interval WHERE rolled = 2)",
+    "UPDATE usage SET interval = (SELECT MAX(id) FROM interval WHERE rolled = 2) WHERE interval = -1",
+)
+
+
+class Bounds(NamedTuple):
+    """How long the history is kept, and how large its file may become."""
+
+    retention_days: int
+    max_mib: int
+
+
+def clean_up(connection: sqlite3.Connection, bounds: Bounds, now_ms: int) -> None:
+    with transaction(connection):
+        _roll_up(connection, (now_ms - MINUTES_KEPT_MS) // HOUR_MS * HOUR_MS)
+        old = "SELECT id FROM interval WHERE end_ms < ? ORDER BY end_ms LIMIT ?"
+        _drop(connection, connection.execute(old, (now_ms - bounds.retention_days * DAY_MS, AT_ONCE)).fetchall())
+        if _used_bytes(connection) > bounds.max_mib << 20:
+            oldest = "SELECT id FROM interval ORDER BY id LIMIT ?"
+            _drop(connection, connection.execute(oldest, (AT_ONCE_FOR_SIZE,)).fetchall())
+    if _pragma(connection, "freelist_count") > SPARE_PAGES:
+        connection.execute(f"PRAGMA incremental_vacuum({SPARE_PAGES})").fetchall()
+
+
+def note_used(connection: sqlite3.Connection, workloads: Iterable[int], end_ms: int) -> None:
+    """At most once an hour for each: until then its names are needed for reports."""
+    connection.executemany(
+        "UPDATE workload SET used_ms = ? WHERE id = ? AND used_ms < ?",
+        [(end_ms, workload, end_ms - HOUR_MS) for workload in workloads],
+    )
+
+
+def _roll_up(connection: sqlite3.Connection, before_ms: int) -> None:
+    """The oldest hour that is in minutes becomes one interval, with the number of its last minute."""
+    fine = connection.execute(
+        "SELECT id, epoch, end_ms / ?, start_ms FROM interval WHERE rolled = 0 AND id >= "
+        "(SELECT id FROM interval WHERE rolled = 0 AND end_ms < ? ORDER BY id LIMIT 1) ORDER BY id LIMIT 120",
+        (HOUR_MS, before_ms),
+    ).fetchall()
+    if not fine:
+        return
+    hour = list(takewhile(lambda row: row[1:3] == fine[0][1:3], fine))
+    first, last = hour[0], hour[-1]
+    connection.executemany("UPDATE interval SET rolled = 2 WHERE id = ?", [(row[0],) for row in hour])
+    for statement in _ROLL_UP:
+        connection.execute(statement)
+    connection.execute("UPDATE interval SET rolled = 1, start_ms = ? WHERE id = ?", (first[3], last[0]))
+    connection.execute("DELETE FROM interval WHERE rolled = 2")
+
+
+def _drop(connection: sqlite3.Connection, intervals: list[tuple[int]]) -> None:
+    """With them the names that nothing refers to any more."""
+    if not intervals:
+        return
+    connection.executemany("DELETE FROM usage WHERE interval = ?", intervals)
+    connection.executemany("DELETE FROM interval WHERE id = ?", intervals)
+    (oldest_ms,) = connection.execute("SELECT MIN(end_ms) FROM interval").fetchone()
+    if oldest_ms is not None:
+        connection.execute(
+            "DELETE FROM workload WHERE id > ? AND used_ms < ? AND id NOT IN (SELECT workload FROM source) "
+            "AND id NOT IN (SELECT workload FROM last)",
+            (DEPARTED, oldest_ms - 2 * HOUR_MS),
+        )
+    connection.execute("DELETE FROM label WHERE workload NOT IN (SELECT id FROM workload)")
+    connection.execute(
+        "DELETE FROM epoch WHERE id NOT IN (SELECT epoch FROM interval) AND id NOT IN (SELECT epoch FROM stored)"
+    )
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history as a file: how large and old it becomes, versions, and what is done about one that cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubenpu.history import schema
+from kubenpu.history.recorder import Recorder
+from kubenpu.history.schema import CorruptError, open_for_writing
+from kubenpu.history.upkeep import AT_ONCE, Bounds
+from kubenpu.model.errors import SourceError
+from tests.fakes.history_rig import BEGIN_MS, DAY_MS, HOUR_MS, JOB, SSH, WEB, Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "state" / "usage.db")
+    yield made
+    made.recorder.close()
+
+
+# ---- size and age ----
+
+
+def test_minutes_become_hours_without_changing_a_sum(rig: Rig) -> None:
+    for minute in range(6 * 60):
+        rig.call((WEB, JOB)[minute % 2], 1)
+        rig.call(None, 1)
+        rig.step()
+    before = rig.rows(until_ms=rig.wall_ms)
+    until = rig.wall_ms
+    rig.step(2 * DAY_MS)
+    for _ in range(7):
+        rig.step()
+    assert rig.query(f"SELECT COUNT(*) FROM interval WHERE end_ms <= {until}") == [(7,)]  # 6, and the one on the hour
+    assert [row.amounts for row in rig.rows(until_ms=until)] == [row.amounts for row in before]
+    assert rig.submits(BEGIN_MS, BEGIN_MS + HOUR_MS - 1)["device"] == 59 * 2
+
+
+def test_old_usage_goes_little_by_little_with_its_names(rig: Rig) -> None:
+    rig.recorder.bounds = Bounds(retention_days=1, max_mib=64)
+    rig.call(WEB, 5)
+    rig.step()
+    rig.retire(WEB)
+    for _ in range(3 * AT_ONCE):
+        rig.call(SSH, 1)
+        rig.step(HOUR_MS)
+    dropped = 30 - 24
+    assert rig.query("SELECT COUNT(*) FROM interval") == [(3 * AT_ONCE + 1 - dropped,)]
+    rig.call(SSH, 1)
+    rig.step(10 * DAY_MS)
+    assert rig.query("SELECT COUNT(*) FROM interval") == [(3 * AT_ONCE + 2 - dropped - AT_ONCE,)]
+    for _ in range(3):
+        rig.step()
+    assert rig.submits() == {"device": 1, "unattributed": 0, "ssh.service": 1}
+    assert rig.query("SELECT unit FROM workload WHERE id > 3") == [("ssh.service",)]
+
+
+def test_the_file_stays_below_its_size(rig: Rig, tmp_path: Path) -> None:
+    rig.recorder.bounds = Bounds(retention_days=3660, max_mib=1)
+    many = [("pod", "shop", f"web-{n}", "main", f"u{n}", "") for n in range(200)]
+    for _ in range(120):
+        for names in many:
+            rig.call(names, 1, errors=1, wait_ns=1)
+        rig.step()
+        assert rig.path.stat().st_size < 3 << 20
+    found = rig.submits()
+    assert found["device"] == sum(n for name, n in found.items() if name != "device") > 0
+
+
+# ---- a file that cannot be used ----
+
+
+def test_a_file_that_is_not_sound_is_set_aside_and_counting_goes_on(rig: Rig) -> None:
+    rig.call(WEB, 5)
+    rig.step()
+    rig.recorder.close()
+    rig.path.write_bytes(b"no database" * 1000)
+    with pytest.raises(CorruptError, match=r"usage\.db\.corrupt-2023\S+ now"):
+        rig.step()
+    rig.step()
+    assert rig.submits()["web-0"] == 5
+    assert len(list(rig.path.parent.glob("*.corrupt-*"))) == 1
+
+
+def test_a_page_gone_bad_is_noticed(rig: Rig) -> None:
+    for _ in range(50):
+        rig.call(WEB, 5)
+        rig.step()
+    rig.recorder.close()
+    content = bytearray(rig.path.read_bytes())
+    content[schema.PAGE_BYTES : 20 * schema.PAGE_BYTES] = b"\xff" * 19 * schema.PAGE_BYTES
+    rig.path.write_bytes(content)
+    with pytest.raises(CorruptError):
+        rig.step()
+    rig.step()
+    assert rig.submits()["web-0"] == 250
+
+
+def test_a_log_cut_short_by_a_power_cut_is_what_was_stored_before(rig: Rig) -> None:
+    """The last transactions may be missing; the next one stores what they did."""
+    for _ in range(3):
+        rig.call(WEB, 5)
+        rig.step()
+    log = rig.path.with_name("usage.db-wal")
+    copied = rig.path.with_name("copy.db")
+    copied.write_bytes(rig.path.read_bytes())
+    copied.with_name("copy.db-wal").write_bytes(log.read_bytes()[:-5000])
+    rig.recorder.close()
+    rig.path, rig.recorder = copied, Recorder(copied, rig.bounds)
+    rig.call(WEB, 1)
+    rig.step()
+    assert rig.submits() == {"device": 16, "unattributed": 0, "web-0": 16}
+
+
+def test_what_does_not_fit_on_the_disk_is_stored_later(rig: Rig) -> None:
+    rig.call(WEB, 5)
+    rig.step()
+    connection = rig.recorder._open()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    many = [("pod", "shop", f"web-{n}" * 50, "main", f"u{n}", "") for n in range(200)]
+    for names in many:
+        rig.call(names, 1)
+    with pytest.raises(SourceError, match="full"):
+        rig.step()
+    connection.execute("PRAGMA max_page_count = 1000000")
+    rig.call(WEB, 1)
+    rig.step()
+    assert rig.submits()["web-0"] == 6
+    assert rig.submits()["device"] == 206
+
+
+def test_a_file_of_a_later_version_is_left_alone(rig: Rig) -> None:
+    rig.step()
+    rig.recorder.close()
+    connection = sqlite3.connect(rig.path)
+    connection.execute(f"PRAGMA user_version = {len(schema.MIGRATIONS) + 1}")
+    connection.close()
+    with pytest.raises(SourceError, match="later"):
+        rig.step()
+    with pytest.raises(SourceError, match="later"):
+        rig.rows()
+    assert list(rig.path.parent.glob("*corrupt*")) == []
+
+
+def test_a_file_of_an_earlier_version_is_brought_up_to_date(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.call(WEB, 5)
+    rig.step()
+    rig.recorder.close()
+    migrations = (*schema.MIGRATIONS, "ALTER TABLE device ADD COLUMN colour TEXT;\nUPDATE device SET colour = 'red'")
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
+    with pytest.raises(SourceError, match="earlier version"):
+        rig.rows()
+    open_for_writing(rig.path, migrations).close()
+    assert rig.query("SELECT DISTINCT colour FROM device") == [("red",)]
+    assert rig.submits()["web-0"] == 5
+
+
+def test_a_strange_name_of_a_file(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "50%41 #1?mode=memory&x é" / "usage.db")
+    rig.call(WEB, 5)
+    rig.step()
+    assert rig.submits()["web-0"] == 5
+    rig.recorder.close()
+
+
+def test_it_is_for_root_alone(rig: Rig) -> None:
+    rig.step()
+    assert {path.stat().st_mode & 0o777 for path in rig.path.parent.iterdir()} == {0o600}
+    assert rig.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_place_for_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(SourceError, match="cannot use"):
+        Rig(tmp_path / "state" / "usage.db").step()
+    with pytest.raises(SourceError, match="there is no history"):
+        Rig(tmp_path / "other.db").rows()
+
+
+def test_a_file_that_was_deleted_begins_anew(rig: Rig) -> None:
+    rig.call(WEB, 5)
+    rig.step()
+    for path in rig.path.parent.iterdir():
+        path.unlink()
+    rig.call(WEB, 1)
+    rig.step()
+    assert rig.submits()["web-0"] == 6
+
+
+def test_a_question_that_takes_too_long_or_has_too_many_answers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubenpu.history import report
+
+    for n in range(100):
+        rig.call(("pod", "shop", f"web-{n}", "main", f"u{n}", ""), 1)
+    rig.step()
+    with pytest.raises(SourceError, match="more than 50 rows"):
+        report.read_usage(rig.path, "pod", 0, 1e11, deadline_s=60, max_rows=50)
+    monkeypatch.setattr(report, "_CHECK_EVERY", 1)
+    with pytest.raises(SourceError, match="takes longer than 0 s"):
+        report.read_usage(rig.path, "pod", 0, 1e11, deadline_s=0)
+    with pytest.raises(SourceError, match="summed up by weather"):
+        report.read_usage(rig.path, "weather", 0, 1e11, deadline_s=60)

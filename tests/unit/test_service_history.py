@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history beside the daemon: when it is written, what is said when it cannot be, what it costs when it is off."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.model.errors import SourceError
+from kubenpu.model.sample import HookStatus
+from kubenpu.model.usage import PRESENT_MS, Part
+from kubenpu.model.view import View
+from kubenpu.service.history import History
+from kubenpu.service.node import Node
+from tests.fakes.dbus_node import IGPU, VIEW, VISIBILITY, counts
+
+
+class FakeNode:
+    """`shown` is its View, `notes` what it was told of the history."""
+
+    def __init__(self, shown: View) -> None:
+        self.shown = shown
+        self.visibility = lambda vendor: VISIBILITY.get(vendor or "", {})
+        self.notes: list[str] = []
+
+    def view(self) -> View:
+        return self.shown
+
+    def note_source(self, source: str, reason: str, seconds: float) -> None:
+        assert source == "history"
+        assert seconds >= 0
+        self.notes.append(reason)
+
+
+COUNTED = replace(VIEW, epoch="boot/1", taken_ns=10**12)
+
+
+def later(view: View, seconds: float) -> View:
+    return replace(view, taken_ns=view.taken_ns + int(seconds * 1e9))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    file = tmp_path / "kubenpu.toml"
+    file.write_text(f'history.file = "{tmp_path}/state/usage.db"\n')
+    return read_settings(parse_daemon_arguments(["--config.file", str(file)]))
+
+
+def made(settings: Settings, view: View = COUNTED) -> tuple[History, FakeNode]:
+    node = FakeNode(view)
+    return History(cast(Node, node), settings), node
+
+
+def intervals(settings: Settings) -> int:
+    connection = sqlite3.connect(settings.history_file)
+    try:
+        return int(connection.execute("SELECT COUNT(*) FROM interval").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_it_stores_once_a_minute_and_at_the_end(settings: Settings) -> None:
+    history, node = made(settings)
+    assert history.step() == 60.0
+    assert intervals(settings) == 1
+    node.shown = later(COUNTED, 10)
+    assert history.step() == 60.0
+    assert intervals(settings) == 1  # a restart, say
+    history.close()
+    assert intervals(settings) == 2
+    assert node.notes == ["", "", ""]
+
+
+def test_its_answer_is_what_was_counted(settings: Settings) -> None:
+    history, _ = made(settings, replace(COUNTED, pod_labels={"u1": {"team": "blue"}}))
+    history.step()
+    rows = {(row.part, row.label): row.amounts for row in history.usage("label:team", 0, 1e10) if row.device == IGPU}
+    assert rows[Part.WORKLOAD, "blue"]["calls.submit"] == 100
+    assert rows[Part.WORKLOAD, "blue"]["wait_ns"] == 1_500_000_000
+    history.close()
+
+
+@pytest.mark.parametrize(("mechanism", "present"), [("lsm", True), ("off", False)])
+def test_what_a_hook_does_not_see_is_not_known(settings: Settings, mechanism: str, present: bool) -> None:
+    """Errors and waits of a device whose calls are seen at their beginning only; its time while that hook is off."""
+    device = replace(VIEW.device_usage[0], hooks=("file_ioctl",), settled=counts(0, 0, 0, 0, 0, 0, 9))
+    hooks = (*VIEW.hooks, HookStatus("file_ioctl", mechanism, "", 5))
+    history, _ = made(settings, replace(COUNTED, device_usage=(device,), usage=(), hooks=hooks))
+    history.step()
+    (whole,) = (row for row in history.usage("pod", 0, 1e10) if row.part is Part.DEVICE)
+    assert ("calls.other" in whole.amounts, "errors.other" in whole.amounts) == (True, False)
+    assert (whole.amounts.get(PRESENT_MS, 0) > 0) == present
+    history.close()
+
+
+def test_without_counts_nothing_is_stored(settings: Settings) -> None:
+    history, node = made(settings, replace(COUNTED, epoch=""))
+    history.step()
+    history.close()
+    assert not settings.history_file.exists()
+    assert node.notes == ["", ""]
+
+
+def test_what_is_in_the_way_is_a_source_that_is_down(settings: Settings) -> None:
+    history, node = made(settings)
+    settings.history_file.parent.write_text("")
+    assert history.step() == 60.0
+    assert "cannot use" in node.notes[-1]
+    settings.history_file.parent.unlink()
+    history.step()
+    assert node.notes[-1] == ""
+    assert intervals(settings) == 1
+    history.close()
+
+
+def test_a_daemon_that_never_began_stores_nothing(settings: Settings) -> None:
+    history, node = made(settings)
+    history.close()
+    assert not settings.history_file.exists()
+    assert node.notes == []
+
+
+def test_it_can_be_off(settings: Settings) -> None:
+    history, node = made(replace(settings, history_enabled=False))
+    assert history.step() == math.inf
+    history.apply(replace(settings, history_enabled=False, history_max_mib=8))
+    history.close()
+    assert (node.notes, settings.history_file.exists()) == ([], False)
+    with pytest.raises(SourceError, match=r"history\.enabled is false"):
+        history.usage("pod", 0, 1)
+
+
+def test_its_bounds_follow_a_reload(settings: Settings) -> None:
+    history, _ = made(settings)
+    history.apply(replace(settings, history_retention_days=1, history_max_mib=8))
+    assert history._recorder is not None
+    assert (history._recorder.bounds.retention_days, history._recorder.bounds.max_mib) == (1, 8)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,17 @@ SERVICES = [path for path in files(".service", below="systemd") if path.parent.n
 UNITS = [*SERVICES, *files(".socket", below="systemd")]
 # systemd's measure times ten; lower is better, 20 is what the daemon must not exceed.
 MOST_EXPOSED = {"kubenpud.service": 20, "kubenpu-probe.service": 20}
+# Debian's package of each program that a unit or udev calls: essential there, or one that ours depends on.
+PACKAGE_OF = {
+    "/bin/false": "coreutils",
+    "/bin/sh": "dash",
+    "/usr/bin/systemctl": "systemd",
+    "mount": "mount",
+    "mountpoint": "util-linux",
+    "nsenter": "util-linux",
+}
+ESSENTIAL = {"coreutils", "dash", "util-linux"}
+BUILTIN = {"kill"}
 # `make deps` installs it, so the tests of a whole run have it.
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: make deps")
 
@@ -48,6 +61,29 @@ def analyze(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_systemd_accepts_the_units(root: Path) -> None:
     done = analyze(root, "verify", "--man=no", *(path.name for path in UNITS))
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def commands() -> Iterator[str]:
+    """What the units and udev's rules call, and what the shell calls for them."""
+    for path in files(".service", ".socket", ".rules", below="systemd"):
+        text = path.read_text()
+        for line in re.findall(r"^Exec\w*=[-+!@:|]*(.+)$", text, re.M) + re.findall(r'RUN[^"]*"([^"]*)"', text):
+            program, *words = shlex.split(line)
+            yield program
+            if words[:1] == ["-c"]:
+                yield from re.findall(r"(?:^|[;&|(] *|-m )([\w/.-]+)", words[1])
+
+
+def test_every_program_that_is_called_is_there() -> None:
+    """Of ours, or of a package that no Debian lacks once ours is installed."""
+    makefile, control = (ROOT / "Makefile").read_text(), (ROOT / "packaging/debian/control").read_text()
+    (depends,) = re.findall(r"^Package: kubenpu\n(?:.*\n)*?Depends:\n((?: .*\n)+)", control, re.M)
+    there = ESSENTIAL | set(re.findall(r"^ ([\w.-]+)", depends, re.M))
+    called = set(commands()) - BUILTIN
+    ours = {program for program in called if Path(program).name in ("kubenpud", "kubenpu-probe")}
+    assert [program for program in ours if f"/{Path(program).name}" not in makefile] == []
+    assert called - ours == set(PACKAGE_OF)
+    assert set(PACKAGE_OF.values()) <= there
 
 
 @pytest.mark.parametrize("path", UNITS, ids=shown)

@@ -7,6 +7,8 @@
 #ifndef KNPU_DRM_IOCTL_H
 #define KNPU_DRM_IOCTL_H
 
+#include <linux/types.h>
+
 #define KNPU_ABI 1
 
 #define KNPU_KINDS 7		/* submit alloc free map wait context other, as in kubenpu/model/kinds.py */

@@ -58,9 +58,11 @@ def test_what_operators_edit_is_kept(deb: Path) -> None:
         assert not line or line.startswith(("#", "[")), "a default that is set stays for ever"
 
 
-def test_others_can_compile_the_header(dist: Path, tmp_path: Path) -> None:
+def test_others_can_compile_each_header(dist: Path, tmp_path: Path) -> None:
+    """Alone, without another header before it."""
     run("dpkg-deb", "--extract", next(dist.glob("kubenpu-dev_*.deb")), tmp_path)
-    (tmp_path / "reader.c").write_text(
-        "#include <linux/types.h>\n#include <kubenpu/drm_ioctl.h>\nstruct knpu_cell cell;\n"
-    )
-    run("gcc", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}/usr/include", "-fsyntax-only", tmp_path / "reader.c")
+    headers = sorted((tmp_path / "usr/include/kubenpu").iterdir())
+    assert [path.name for path in headers] == ["drm_ioctl.h", "file_ioctl.h"]
+    for path in headers:
+        (tmp_path / "reader.c").write_text(f"#include <kubenpu/{path.name}>\n")
+        run("gcc", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}/usr/include", "-fsyntax-only", tmp_path / "reader.c")

@@ -82,8 +82,8 @@ def _driver(table: DriverTable) -> Lines:
     seen = ", ".join((submit.removeprefix("submit "), *others))
     return definition(
         f"**{table.name}** ({subsystems}): {seen}",
-        sentence(escape(table.hardware)),
-        sentence(escape(table.visibility_note)),
+        sentence(table.hardware),
+        sentence(table.visibility_note),
     )
 
 

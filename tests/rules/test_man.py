@@ -79,6 +79,11 @@ def test_page_can_be_made(page: Page) -> None:
     assert page.summary in text_of(page.name)
 
 
+@every_page
+def test_nothing_is_escaped_twice(page: Page) -> None:
+    assert re.findall(r"\S*\\e[_*`|]\S*", rendered(page)) == []
+
+
 @needs_man
 @every_page
 def test_page_is_well_formed_and_fits(page: Page, tmp_path: Path) -> None:

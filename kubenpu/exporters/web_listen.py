@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kubenpu.exporters.sockets import BACKLOG, FIRST_PASSED_FD, UNIX, Listener, listen_unix, passed_listeners
-from kubenpu.model.errors import ConfigError
+from kubenpu.model.errors import AddressError, ConfigError
 
 UNIX_MODE = 0o660
 SYSTEMD_NAME = "metrics"
@@ -33,13 +33,13 @@ def open_listeners(addresses: Iterable[str]) -> list[Listener]:
 
 
 def listen(address: str) -> Listener:
-    """A Unix socket for `unix:/path`, else TCP; without a host on every address, IPv6 and IPv4."""
+    """A Unix socket for `unix:/path`, else TCP; without a host on every address, IPv6 and IPv4. Raises AddressError."""
     try:
         if address.startswith(UNIX):
             return _listen_unix(Path(address.removeprefix(UNIX)))
         return Listener(_listen_tcp(*parse_address(address)))
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
+        raise AddressError(
             f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}",
             "Choose another web.listen_address, or stop what uses this one",
         ) from error

@@ -24,6 +24,10 @@ class ConfigError(KubeNpuError):
     """A configuration file, a flag or a driver table is not usable."""
 
 
+class AddressError(ConfigError):
+    """An address cannot be listened on now; that may pass without a change of the settings."""
+
+
 class KernelError(KubeNpuError):
     """The kernel side cannot be loaded, attached, opened or trusted."""
 

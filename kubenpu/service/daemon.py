@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import signal
 import sys
 import time
@@ -33,7 +34,7 @@ from kubenpu.exporters.web_pages import node_routes
 from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
-from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.model.errors import AddressError, ConfigError, KernelError, KubeNpuError, SourceError
 from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.event_loop import asyncio
 from kubenpu.service.history import History
@@ -319,9 +320,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         node = Node(settings, mount)
         asyncio.run(Daemon(settings, node, lambda: read_settings(options)).run())
     except KubeNpuError as e:
-        log.error("%s", e)
-        return 1
+        return _give_up(e)
     return 0
+
+
+def _give_up(error: KubeNpuError) -> int:
+    """Says why, to systemd too, and by the exit code whether another start may do better."""
+    log.error("%s", error)
+    sdnotify.SystemdNotifier().notify(f"STATUS={' '.join(str(error).split())}")
+    lasting = isinstance(error, ConfigError) and not isinstance(error, AddressError)
+    return os.EX_CONFIG if lasting else 1
 
 
 if __name__ == "__main__":

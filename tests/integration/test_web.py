@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
 import subprocess
 import urllib.parse
@@ -218,5 +219,5 @@ def test_sockets_of_another_name_are_not_ours(tmp_path: Path) -> None:
             daemon.wait_said("READY=1")
             assert Client(own).ask().status == 200
         with kubenpud(write_settings(tmp_path, text + "web.systemd_socket = true\n"), [other], "other") as daemon:
-            assert daemon.process.wait(DEADLINE_S) == 1
+            assert daemon.process.wait(DEADLINE_S) == os.EX_CONFIG
             assert "systemd passed no socket called metrics" in daemon.log

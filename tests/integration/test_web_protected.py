@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import ssl
 import threading
@@ -60,7 +61,7 @@ def test_broken_web_configuration_at_the_start(authority: Authority, tmp_path: P
     settings, web, port = protected(tmp_path, authority)
     web.write_text(web.read_text() + "no_such_key: 1\n")
     with kubenpud(settings) as daemon:
-        assert daemon.process.wait(DEADLINE_S) == 1
+        assert daemon.process.wait(DEADLINE_S) == os.EX_CONFIG
         assert f"{web}:8: unknown key 'no_such_key'" in daemon.log
     with pytest.raises(ConnectionRefusedError):
         Client(port).ask()

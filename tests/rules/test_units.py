@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -128,6 +129,17 @@ def test_every_address_family_says_what_it_is_for(path: Path) -> None:
 
 def test_daemon_has_no_capability() -> None:
     assert "\nCapabilityBoundingSet=\n" in (ROOT / "systemd/kubenpud.service").read_text()
+
+
+def test_a_wrong_setting_ends_the_starts() -> None:
+    """At once where the exit code says so, else when the limit is reached, for which starts must come fast enough."""
+    unit = (ROOT / "systemd/kubenpud.service").read_text()
+    assert f"\nRestartPreventExitStatus=2 {os.EX_CONFIG}\n" in unit
+    pause, minutes, starts = (
+        int(re.findall(rf"^{name}=(\d+)", unit, re.M)[0])
+        for name in ("RestartSec", "StartLimitIntervalSec", "StartLimitBurst")
+    )
+    assert pause * starts < minutes * 60 / 2
 
 
 def test_every_unit_is_installed() -> None:

@@ -237,16 +237,25 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_command_without_cgroup_2(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_command_without_cgroup_2(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "find_cgroup2_mount", lambda _text: None)
     assert daemon.main(["--config.file", os.devnull]) == 1
-    assert "no cgroup version 2 hierarchy is mounted. Boot with systemd.unified" in caplog.text
+    assert "no cgroup version 2 hierarchy is mounted. Boot with systemd.unified" in rig.log.text
 
 
 @pytest.mark.usefixtures("quiet")
-def test_command_with_settings_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert daemon.main(["--config.file", str(tmp_path / "none")]) == 1
-    assert f"{tmp_path / 'none'} does not exist. Name another" in caplog.text
+def test_command_with_settings_that_are_none(rig: Rig, tmp_path: Path) -> None:
+    """The unit is not started again, and its status line says why."""
+    path = tmp_path / "none\nMAINPID=1"
+    assert daemon.main(["--config.file", str(path)]) == 78
+    assert f"{path} does not exist. Name another" in rig.log.text
+    (told,) = all_told(rig)
+    assert told.startswith(f"STATUS={tmp_path}/none MAINPID=1 does not exist. Name another")
+    assert "\n" not in told
+
+
+def all_told(rig: Rig) -> list[str]:
+    return [rig.told.get_nowait() for _ in range(rig.told.qsize())]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -265,6 +274,7 @@ def test_command_with_a_port_that_is_taken(rig: Rig, tmp_path: Path, monkeypatch
     assert mounts == [tmp_path]
     assert rig.node.closed
     assert "cannot listen on 127.0.0.1:" in rig.log.text
+    assert [line for line in all_told(rig) if line.startswith("STATUS=cannot listen on 127.0.0.1:")]
     assert "Choose another web.listen_address" in rig.log.text
 
 

@@ -17,6 +17,7 @@ from tests.vm.guest.service import VGEM_KINDS, VIRTIO_KINDS
 pytestmark = pytest.mark.usefixtures("counting")
 
 FLOOD = "getparam:1000000000"
+FLAGS = Path("/etc/default/kubenpu")
 
 
 def test_a_pod_that_began_and_ended_while_kubenpud_was_down(runtime: Runtime, virtio: DrmDevice) -> None:
@@ -45,6 +46,31 @@ def test_kill_nine_under_load_and_names_survive(runtime: Runtime, virtio: DrmDev
     service.kill_daemon()
     service.assert_exact(done, VIRTIO_KINDS, virtio.address, pod="steady", container="flood")
     service.assert_conserved()
+
+
+@pytest.mark.guests("bookworm", "trixie")
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [("--web.listen-address=nonsense", 78, "nonsense"), ("--no-such-flag", 2, "")],
+    ids=["setting", "flag"],
+)
+def test_what_is_wrong_at_the_start_is_failed_at_once(flags: str, code: int, said: str) -> None:
+    """And says why, until it is put right."""
+    shipped = FLAGS.read_text()
+    service.systemctl("stop", service.DAEMON)
+    FLAGS.write_text(f'ARGS="{flags}"\n')
+    try:
+        assert subprocess.run(["systemctl", "start", service.DAEMON], capture_output=True, check=False).returncode != 0
+        assert [service.show(service.DAEMON, name) for name in ("ActiveState", "ExecMainStatus", "NRestarts")] == [
+            "failed",
+            str(code),
+            "0",
+        ]
+        assert said in service.show(service.DAEMON, "StatusText")
+    finally:
+        FLAGS.write_text(shipped)
+        service.systemctl("restart", service.DAEMON)
+    assert service.show(service.DAEMON, "ActiveState") == "active"
 
 
 def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) -> None:

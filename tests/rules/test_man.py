@@ -29,6 +29,7 @@ from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.device import WHATS
 from kubenpu.model.kinds import KINDS
+from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.node import NAMES_NAME
 from kubenpu.service.probe import make_parser as make_probe_parser
 from make_pages import EXTERNAL, KNOWN, PAGES, Page
@@ -208,6 +209,14 @@ def test_varlink() -> None:
     parts = [part.key for method in varlink.METHODS[1:] for part in (*method.takes, *method.gives)]
     names = [each.name for each in (*varlink.METHODS, *varlink.ERRORS)]
     assert absent("io.kubenpu", [varlink.NAME, *names, *parts]) == []
+
+
+def test_sources() -> None:
+    """Those that a node can do without are found by name; the page says so of each, and of no other."""
+    told = re.findall(r"^\*\*(\w+)\*\*$", section(BY_NAME["kubenpud"], "SOURCES"), re.M)
+    assert set(told) - OPTIONAL_SOURCES == {"devices", "counters", "names"}
+    (optional,) = re.findall(r"every source but ([\w, ]+) answered", section(BY_NAME["kubenpud"], "WEB SERVER"))
+    assert set(re.split(", | and ", optional)) == OPTIONAL_SOURCES <= set(told)
 
 
 def test_subcommands() -> None:

@@ -57,6 +57,16 @@ def test_every_unit_is_cared_for() -> None:
         assert sorted(line.split()) == sorted(units())
 
 
+def test_sockets_come_before_the_service() -> None:
+    """Beside a running service they refuse to start, and so does a socket that an operator enables."""
+    (_, start) = (DEBIAN / "kubenpu.postinst").read_text().split("\ncase ")
+    assert 0 < start.index("start_enabled_sockets") < start.index("deb-systemd-invoke start")
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "packaging/man/kubenpud.rst").read_text()
+    order = ("systemctl stop kubenpud", "systemctl enable --now kubenpud-metrics.socket", "systemctl start kubenpud")
+    for text in (readme, page):
+        assert re.search(r".{1,9}".join(map(re.escape, order)), " ".join(text.split()))
+
+
 def test_the_probe_is_never_restarted() -> None:
     """A restart forgets all counts; `remove` alone stops it."""
     lines = [line for path in SCRIPTS for line in path.read_text().splitlines() if "kubenpu-probe" in line]

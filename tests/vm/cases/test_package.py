@@ -24,6 +24,7 @@ from tests.vm.packages import VERSIONS
 pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.deadline(300)]
 NEWER, BOTH = pytest.mark.guests("trixie"), pytest.mark.guests("bookworm", "trixie")
 
+METRICS_SOCKET = "kubenpud-metrics.socket"
 FLAGS, SETTINGS = Path("/etc/default/kubenpu"), Path("/etc/kubenpu/kubenpu.toml")
 SECONDS_TO_COUNT = 15  # emulated; what a user notices is a tenth of that
 
@@ -100,7 +101,7 @@ def test_what_was_stopped_disabled_or_masked_stays_so() -> None:
     package.install("this")
     assert (service.show(DAEMON, "ActiveState"), _enabled(DAEMON)) == ("active", "disabled")
     assert (service.show(PROBE, "ActiveState"), _enabled(PROBE)) == ("inactive", "enabled")
-    assert _enabled("kubenpud-metrics.socket") == "disabled"
+    assert _enabled(METRICS_SOCKET) == "disabled"
     systemctl("enable", DAEMON)
     service.start()
     wait.until("both devices", lambda: len(service.devices()) == 2)
@@ -133,6 +134,38 @@ def test_removal_purge_and_return(virtio: DrmDevice) -> None:
     assert _reloads_of_systemd() == before, "GPU containers of some runtimes lose their devices by that"
     theirs.unlink()
     theirs.parent.rmdir()
+
+
+@NEWER
+def test_purge_takes_links_that_the_package_did_not_make() -> None:
+    """Installed while it was masked, enabled by hand later, wanted by another target too."""
+    systemctl("mask", DAEMON)
+    package.purge()
+    assert "error" not in package.install("this")
+    assert _enabled(DAEMON) == "masked"
+    systemctl("unmask", DAEMON)
+    systemctl("enable", "--now", DAEMON)
+    systemctl("add-wants", "basic.target", DAEMON)
+    package.purge()
+    assert package.remains() == set()
+    package.install("this")
+    wait.until("both devices", lambda: len(service.devices()) == 2)
+
+
+@NEWER
+def test_an_enabled_socket_is_there_after_a_return() -> None:
+    """It must be started before the service, beside which it refuses to start."""
+    systemctl("stop", DAEMON)
+    systemctl("enable", "--now", METRICS_SOCKET)
+    try:
+        package.remove()
+        package.install("this")
+        assert service.show(METRICS_SOCKET, "ActiveState") == service.show(DAEMON, "ActiveState") == "active"
+        wait.until("both devices", lambda: len(service.devices()) == 2)
+    finally:
+        systemctl("disable", "--now", METRICS_SOCKET)
+        systemctl("restart", DAEMON)
+    wait.until("both devices", lambda: len(service.devices()) == 2)
 
 
 def _assert_nothing_runs() -> None:

@@ -23,10 +23,10 @@ LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/")
 SEARCHED = ("/boot", "/etc", "/root", "/run", "/sys/fs/bpf", "/tmp", "/usr", "/var")
 
 
-def install(version: str) -> None:
-    """Install, upgrade or downgrade; edited files stay as they are."""
+def install(version: str) -> str:
+    """Install, upgrade or downgrade; edited files stay as they are. Returns what dpkg and the scripts said."""
     (package,) = (PACKAGES / version).glob("kubenpu_*.deb")
-    _dpkg("--force-confdef", "--force-confold", "--install", str(package))
+    return _dpkg("--force-confdef", "--force-confold", "--install", str(package))
 
 
 def remove() -> None:
@@ -57,9 +57,10 @@ def remains() -> set[str]:
     return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()) - OF_THE_RIG
 
 
-def _dpkg(*arguments: str) -> None:
+def _dpkg(*arguments: str) -> str:
     done = subprocess.run(
         ["dpkg", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout
+    return done.stdout

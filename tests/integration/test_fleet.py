@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes, the Prometheus of their cluster, and one above it: what README.md says to ask is what the pods did.
+"""Two clusters with a Prometheus each, and one above them: what README.md says to ask is what the pods did.
+
+East has two nodes, west one that is called like one of east's and has the same devices, namespaces and pods.
 
 The configurations are README.md's, with other addresses and shorter intervals. The nodes are simulated ones with real
 counting; for the rules to count them as real, the metric that says so is not scraped. Needs root.
@@ -13,9 +15,9 @@ import shutil
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ from tests.fakes.web_client import free_port
 
 DEADLINE_S = 60.0
 ENOUGH_CALLS = 200
+NODES = {"east": ("node-1", "node-2"), "west": ("node-1",)}
 TEAMS = {DETECTOR: "perception", SERVER: "chat", NIGHTLY: "perception"}  # the notebook's pod has no such label
 SUBMIT = KINDS.index(Kind.SUBMIT)
 
@@ -43,6 +46,7 @@ Answer = dict[tuple[str, ...], float]
 class Use:
     """What one workload did, by its own tally."""
 
+    cluster: str
     instance: str
     running: Running
     tally: Tally
@@ -51,7 +55,7 @@ class Use:
         pod = self.running.plan.pod
         assert pod is not None
         known = {"instance": self.instance, "device": self.running.plan.device.address, "team": TEAMS.get(pod, "")}
-        known |= {"namespace": pod.namespace, "pod": pod.name}
+        known |= {"namespace": pod.namespace, "pod": pod.name, "cluster": self.cluster}
         return tuple(known[name] for name in names)
 
 
@@ -118,7 +122,7 @@ def ask(port: int, query: str, *names: str) -> Answer:
     return found
 
 
-def cluster_config(nodes: dict[str, int], ksm: str, directory: Path) -> dict[str, object]:
+def cluster_config(cluster: str, nodes: dict[str, int], ksm: str, directory: Path) -> dict[str, object]:
     """README.md's for a cluster, every second."""
     rules = directory / RULES.name
     assert "interval: 1m" in RULES.read_text()
@@ -129,104 +133,127 @@ def cluster_config(nodes: dict[str, int], ksm: str, directory: Path) -> dict[str
             drop = {"source_labels": ["__name__"], "regex": "kubenpu_simulated", "action": "drop"}
             kubenpud |= {"static_configs": targets, "metric_relabel_configs": [drop]}
             state |= {"static_configs": [{"targets": [urllib.parse.urlsplit(ksm).netloc]}]}
-            common |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+            common |= {"external_labels": {"cluster": cluster}, "scrape_interval": "1s", "evaluation_interval": "1s"}
             return {**others, "global": common, "rule_files": [str(rules)], "scrape_configs": [kubenpud, state]}
     raise AssertionError("README.md's configuration has another form")
 
 
-def federation_config(cluster: int) -> dict[str, object]:
+def federation_config(clusters: Iterable[int]) -> dict[str, object]:
     match configurations()[2]:
         case {"scrape_configs": [dict(job)]}:
-            job |= {"static_configs": [{"targets": [f"localhost:{cluster}"]}]}
+            job |= {"static_configs": [{"targets": [f"localhost:{port}" for port in clusters]}]}
             return {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     raise AssertionError("README.md's configuration has another form")
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Ports of both, and what was done by then: nothing is called any more."""
+    """Ports of all Prometheus, and what was done by then: nothing is called any more."""
 
-    cluster: int
+    clusters: Mapping[str, int]
     above: int
     uses: Sequence[Use]
 
-    def expected(self, *names: str) -> Answer:
-        """Submissions by these labels; a driver that shows none has no series, and no answer either."""
-        found: Answer = {}
-        for use in self.uses:
-            if use.running.plan.device.driver != "unlisted":
-                key = use.labels(*names)
-                found[key] = found.get(key, 0) + use.tally.calls[SUBMIT]
-        return found
+    def seen_by(self) -> Iterator[tuple[int, list[Use]]]:
+        """Each Prometheus and the uses that it has to know of. A cluster's own does not show its name."""
+        for cluster, port in self.clusters.items():
+            yield port, [replace(use, cluster="") for use in self.uses if use.cluster == cluster]
+        yield self.above, [*self.uses]
 
-    def answers(self, port: int, query: str, *names: str) -> bool:
-        return wait_until(lambda: ask(port, query, *names) == self.expected(*names), DEADLINE_S)
+
+def submissions(uses: Iterable[Use], *names: str) -> Answer:
+    """By these labels; a driver that shows none has no series, and no answer either."""
+    found: Answer = {}
+    for use in uses:
+        if use.running.plan.device.driver != "unlisted":
+            key = use.labels(*names)
+            found[key] = found.get(key, 0) + use.tally.calls[SUBMIT]
+    return found
+
+
+def answers(port: int, query: str, expected: Answer, *names: str) -> bool:
+    return wait_until(lambda: ask(port, query, *names) == expected, DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    directory = tmp_path_factory.mktemp("fleet")
+    clusters, everybody = {}, []
     with ExitStack() as stack:
-        nodes = {name: stack.enter_context(node(f"kubenpu-sim-{name}", directory)) for name in ("east-1", "east-2")}
         ksm = stack.enter_context(serve_text(pod_labels()))
-        config = cluster_config({name: port for name, (port, _) in nodes.items()}, ksm, directory)
-        cluster = stack.enter_context(prometheus(config, directory / "cluster"))
-        above = stack.enter_context(prometheus(federation_config(cluster), directory / "above"))
-        everybody = [(name, each) for name, (_, running) in nodes.items() for each in running]
-        assert wait_until(lambda: all(sum(r.tally.read().calls) > ENOUGH_CALLS for _, r in everybody), DEADLINE_S)
-        assert pause_all(each.tally for _, each in everybody)
-        yield Fleet(cluster, above, [Use(name, each, each.tally.read()) for name, each in everybody if each.plan.pod])
+        for cluster, names in NODES.items():
+            directory = tmp_path_factory.mktemp(cluster)
+            nodes = {name: stack.enter_context(node(f"kubenpu-sim-{cluster}-{name}", directory)) for name in names}
+            config = cluster_config(cluster, {name: port for name, (port, _) in nodes.items()}, ksm, directory)
+            clusters[cluster] = stack.enter_context(prometheus(config, directory / "prometheus"))
+            everybody += [(cluster, name, each) for name, (_, running) in nodes.items() for each in running]
+        directory = tmp_path_factory.mktemp("above")
+        above = stack.enter_context(prometheus(federation_config(clusters.values()), directory / "prometheus"))
+        assert wait_until(lambda: all(sum(r.tally.read().calls) > ENOUGH_CALLS for *_, r in everybody), DEADLINE_S)
+        assert pause_all(each.tally for *_, each in everybody)
+        uses = [Use(cluster, name, e, e.tally.read()) for cluster, name, e in everybody if e.plan.pod]
+        yield Fleet(clusters, above, uses)
 
 
 LEVELS = {
-    "per pod": ("instance", "device", "namespace", "pod"),
-    "per namespace": ("instance", "device", "namespace"),
-    "per team": ("instance", "device", "team"),
+    "per pod": ("cluster", "instance", "device", "namespace", "pod"),
+    "per namespace": ("cluster", "instance", "device", "namespace"),
+    "per team": ("cluster", "instance", "device", "team"),
 }
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_who_used_which_accelerator_in_the_last_hour(fleet: Fleet, level: str) -> None:
-    query = documented_queries()[level]
-    assert min(fleet.expected(*LEVELS[level]).values()) > 0
-    for port in (fleet.cluster, fleet.above):
-        assert fleet.answers(port, query, *LEVELS[level]), (ask(port, query, *LEVELS[level]), fleet)
+    query, names = documented_queries()[level], LEVELS[level]
+    for port, uses in fleet.seen_by():
+        expected = submissions(uses, *names)
+        assert min(expected.values()) > 0
+        assert answers(port, query, expected, *names), (ask(port, query, *names), expected)
+
+
+def test_two_clusters_are_not_one(fleet: Fleet) -> None:
+    """What this file is about: without `cluster` there would be fewer answers."""
+    names = LEVELS["per pod"]
+    assert len(submissions(fleet.uses, *names[1:])) < len(submissions(fleet.uses, *names))
 
 
 def test_pods_without_a_team_are_not_lost(fleet: Fleet) -> None:
-    assert {team for (team,) in fleet.expected("team")} == {"chat", "perception", ""}
+    assert {team for (team,) in submissions(fleet.uses, "team")} == {"chat", "perception", ""}
 
 
 def test_seconds_waited_lie_between_the_tallies(fleet: Fleet) -> None:
     query, names = documented_queries()["seconds waited for it, per pod"], LEVELS["per pod"]
-    limits: dict[tuple[str, ...], tuple[float, float]] = {}
-    for use in fleet.uses:
-        low, high = limits.get(use.labels(*names), (0, 0))
-        limits[use.labels(*names)] = (low + use.tally.wait_within_ns / 1e9, high + use.tally.wait_around_ns / 1e9)
 
-    def right(port: int) -> bool:
+    def right(port: int, uses: list[Use]) -> bool:
+        limits: dict[tuple[str, ...], tuple[float, float]] = {}
+        for use in uses:
+            low, high = limits.get(use.labels(*names), (0, 0))
+            limits[use.labels(*names)] = (low + use.tally.wait_within_ns / 1e9, high + use.tally.wait_around_ns / 1e9)
         answer = ask(port, query, *names)
         return answer.keys() == limits.keys() and all(low <= answer[key] <= high for key, (low, high) in limits.items())
 
-    assert wait_until(lambda: right(fleet.cluster) and right(fleet.above), DEADLINE_S)
+    assert wait_until(lambda: all(right(port, uses) for port, uses in fleet.seen_by()), DEADLINE_S)
 
 
 def test_the_dashboard_says_the_same(fleet: Fleet) -> None:
     (table,) = (panel for panel in panels() if panel.title == "Pods in the chosen time")
-    assert fleet.answers(fleet.cluster, filled_in(table.exprs[0]), *LEVELS["per pod"])
+    (port, uses), *_ = fleet.seen_by()
+    names = LEVELS["per pod"]
+    assert answers(port, filled_in(table.exprs[0]), submissions(uses, *names), *names)
 
 
 def test_where_a_series_comes_from_stays_known_above(fleet: Fleet) -> None:
-    """The cluster of external_labels, and nothing but what was recorded."""
+    """The cluster of external_labels, and nothing but what was recorded; no query of README.md leaves it out."""
     for query in documented_queries().values():
         for metric in set(re.findall(r"\w+:kubenpu_\w+:\w+", query)):
-            assert ask(fleet.above, f"count by (cluster) ({metric})", "cluster").keys() == {("east",)}
+            assert ask(fleet.above, f"count by (cluster) ({metric})", "cluster").keys() == {("east",), ("west",)}
+        assert query.startswith("sum by (cluster, ")
     assert ask(fleet.above, '{__name__=~"kubenpu_.*"}', "__name__") == {}
 
 
 def test_start_times_are_no_series(fleet: Fleet) -> None:
-    assert wait_until(lambda: len(ask(fleet.cluster, "count by (instance) (kubenpu_ioctl_total)", "instance")) == 2, DEADLINE_S)  # noqa: E501  # fmt: skip
-    assert ask(fleet.cluster, 'count({__name__=~".*_created"})') == {}
+    east = fleet.clusters["east"]
+    assert wait_until(lambda: len(ask(east, "count by (instance) (kubenpu_ioctl_total)", "instance")) == 2, DEADLINE_S)
+    assert ask(east, 'count({__name__=~".*_created"})') == {}
 
 
 @pytest.mark.parametrize("number", range(len(configurations())))

@@ -21,6 +21,7 @@ from typing import TextIO
 ABSENT = "-"
 CUT = "+"  # what was cut off stood here
 _GAP = "  "
+_Lines = list[list[str]]
 _LEAST_CELLS = 12  # a column is cut down to this and no further: a PCI address
 # Printable for Python; yet Hangul vowels and finals join what stands before them, as do flags and skin tones, and
 # fillers and the empty Braille pattern show nothing.
@@ -38,13 +39,20 @@ def is_wide(args: argparse.Namespace) -> bool:
     return bool(args.output == "wide")
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str | None]], fit: bool = False) -> None:
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[str | None]], first_to_go: Sequence[str] = ()
+) -> Sequence[str]:
     """Columns as wide as their widest cell; a cell that is None or empty shows as `-`.
 
-    `fit`: on a terminal, what would not fit into a line is cut off the widest columns.
+    `first_to_go`: on a terminal that is too narrow the widest columns are cut, then these are left out one by one, then
+    all others but numbers are cut further. Returns what was left out.
     """
-    limit = shutil.get_terminal_size().columns if fit and sys.stdout is not None and sys.stdout.isatty() else None
-    print_text(render_table(header, rows, limit))
+    lines = _make_lines(header, rows)
+    gone: Sequence[str] = ()
+    if first_to_go and sys.stdout is not None and sys.stdout.isatty():
+        lines, gone = _fit(lines, shutil.get_terminal_size().columns, first_to_go)
+    print_text(_join(lines))
+    return gone
 
 
 def print_json(document: object) -> None:
@@ -62,13 +70,51 @@ def print_note(text: str) -> None:
     _write(sys.stderr, f"kubenpuctl: {escape(text)}\n")
 
 
-def render_table(header: Sequence[str], rows: Iterable[Sequence[str | None]], limit: int | None = None) -> str:
-    """The text of a table, without blanks at the ends of lines, at most `limit` cells wide where that can be."""
-    lines = [list(header), *([escape(cell) if cell else ABSENT for cell in row] for row in rows)]
-    widths = [max(map(count_cells, column)) for column in zip(*lines, strict=True)]
-    while limit is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > limit and max(widths) > _LEAST_CELLS:
-        widths[widths.index(max(widths))] -= 1
+def render_table(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
+    """The text of a table, without blanks at the ends of lines."""
+    return _join(_make_lines(header, rows))
+
+
+def _make_lines(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> _Lines:
+    return [list(header), *([escape(cell) if cell else ABSENT for cell in row] for row in rows)]
+
+
+def _join(lines: _Lines) -> str:
+    widths = _widths(lines)
     return "".join(_GAP.join(map(fill, line, widths)).rstrip() + "\n" for line in lines)
+
+
+def _widths(lines: _Lines) -> list[int]:
+    return [max(map(count_cells, column)) for column in zip(*lines, strict=True)]
+
+
+def _fit(lines: _Lines, limit: int, first_to_go: Sequence[str]) -> tuple[_Lines, Sequence[str]]:
+    """The table in at most `limit` cells, where numbers leave that room, and the columns that it lacks."""
+    for count in range(len(first_to_go) + 1):
+        gone = first_to_go[:count]
+        kept = [index for index, title in enumerate(lines[0]) if title not in gone]
+        fewer = [[line[index] for index in kept] for line in lines]
+        widths = _cut_widths(fewer, limit, _LEAST_CELLS if count < len(first_to_go) else 1)
+        if _line_cells(widths) <= limit:
+            break
+    return [list(map(cut, line, widths)) for line in fewer], gone
+
+
+def _cut_widths(lines: _Lines, limit: int, least: int) -> list[int]:
+    """Taken from the widest columns first, and never from numbers: a part of one is another number."""
+    widths = _widths(lines)
+    names = [index for index, cells in enumerate(zip(*lines[1:], strict=True)) if not all(map(_is_number, cells))]
+    while _line_cells(widths) > limit and any(widths[index] > least for index in names):
+        widths[max(names, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _line_cells(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == ABSENT or cell.isdigit()
 
 
 def escape(text: str, ascii_only: bool = False) -> str:

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 _KIND_LABELS = tuple(kind.label for kind in KINDS)
 _HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in _KIND_LABELS))
+_FIRST_TO_GO = ("OTHER", "CONTEXT", "FREE", "MAP", "WAIT", "ALLOC", "CONTAINER")
+"""In a narrow terminal."""
 _WIDE_HEADER = (*_HEADER, "ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the ioctls of each container and each unit outside pods on each device, by kind. Failed calls are part "
-        "of the counts. - in a column: that cannot be known for this device. On a terminal long names are cut, with "
-        "-o wide nothing is."
+        "of the counts. - in a column: that cannot be known for this device. On a narrow terminal long "
+        "names are cut and columns left out, with -o wide nothing is."
     )
     add_format_arguments(parser)
     add_filter_arguments(parser)
@@ -41,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
     elif is_wide(args):
         print_table(_WIDE_HEADER, [(*_cells(row), *_wide_cells(row)) for row in rows])
     else:
-        print_table(_HEADER, map(_cells, rows), fit=True)
+        gone = print_table(_HEADER, map(_cells, rows), _FIRST_TO_GO)
+        if gone:
+            print_note(f"no room for {', '.join(gone)}: -o wide and --json have all")
     for text in find_notes(sample.node, rows):
         print_note(text)
     return 0

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
-from kubenpu.cli.output import count_cells, cut, cut_middle, escape, fill, render_table
+from kubenpu.cli.output import count_cells, cut, cut_middle, escape, fill, print_table, render_table
 
 # Wide since Unicode 16 only, so that Python and terminals of different age disagree.
 NEWLY_WIDE = ((0x2630, 0x2637), (0x268A, 0x268F), (0x4DC0, 0x4DFF), (0x1D300, 0x1D376))
@@ -70,14 +72,50 @@ def test_cut_marks_what_is_missing_and_never_halves_a_character() -> None:
     assert cut_middle("日本語日本語", 6) == "日+語"
 
 
-def test_a_table_is_cut_to_the_terminal_from_its_widest_columns() -> None:
-    rows = [("n" * 300, "0000:00:02.0", "7"), ("short", "npu.0", "123456")]
-    text = render_table(("NAME", "DEVICE", "CALLS"), rows, limit=60)
-    assert max(map(len, text.splitlines())) == 60
-    assert "0000:00:02.0" in text and "123456" in text and "n+  " in text
-    assert render_table(("NAME", "DEVICE", "CALLS"), rows).count("n" * 300) == 1
+WIDE = ("NAME", "DEVICE", "CALLS", "ERRORS")
+ROWS = [("n" * 300, "0000:00:02.0", "7", None), ("short", "npu.0", "123456", "98765432101")]
 
 
-def test_a_table_that_cannot_be_narrow_stays_readable() -> None:
-    text = render_table(("A", "B"), [("x" * 50, "y" * 50)], limit=10)
-    assert text.splitlines()[1] == f"{'x' * 11}+  {'y' * 11}+"
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def set_columns(columns: int) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    return set_columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "gone", "begin"),
+    [
+        (60, [], "n" * 24 + "+  0000:00:02.0  7 "),
+        (45, ["ERRORS"], "n" * 22 + "+  0000:00:02.0  7"),
+        (30, ["ERRORS"], "nnnnnnnnn+  0000:00:0+  7"),
+        (24, ["ERRORS"], "nnnnnn+  0000:0+  7"),
+    ],
+)
+def test_a_table_is_cut_to_the_terminal(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str], columns: int, gone: list[str], begin: str
+) -> None:
+    """Names first, then columns, then names further; a part of a number would be another number."""
+    terminal(columns)
+    assert list(print_table(WIDE, ROWS, ["ERRORS"])) == gone
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= columns
+    assert "123456" in text and "123456+" not in text
+    assert ("98765432101" in text) == (not gone)
+    assert text.splitlines()[1].startswith(begin)
+
+
+def test_pipes_get_all_of_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert list(print_table(WIDE, ROWS, ["ERRORS"])) == []
+    assert "n" * 300 in capsys.readouterr().out
+
+
+def test_a_table_that_cannot_be_narrow_keeps_its_numbers(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal(4)
+    print_table(WIDE, ROWS, ["ERRORS"])
+    assert capsys.readouterr().out.splitlines()[1:] == ["+  +  7", "+  +  123456"]

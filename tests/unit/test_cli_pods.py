@@ -141,12 +141,17 @@ def test_without_the_library_its_package_is_named(
     assert capsys.readouterr().err == "kubenpuctl: Python's dbus_next is missing. Install python3-dbus-next.\n"
 
 
+@pytest.mark.parametrize("columns", [100, 80, 40])
 def test_a_terminal_gets_lines_that_fit(
-    client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["pods"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= 100
-    assert IGPU in shown[1]
+    out, err = capsys.readouterr()
+    shown = out.splitlines()
+    assert max(map(len, shown)) <= columns
+    assert shown[0].split()[:2] == ["NAMESPACE", "POD"]
+    assert "SUBMIT" in shown[0].split()
+    assert IGPU in shown[1] or columns < 80
+    assert ("no room for OTHER, " in err) == ("OTHER" not in shown[0])

@@ -3,8 +3,9 @@
 
 Owns a socket and a task that reads from it, inside `connected()`. Encoding and decoding is dbus-next's; its connection
 is not used: it spins when the bus goes away during the handshake, never closes its socket, queues without bound, and
-decodes whatever size a stranger sends. Refuses messages above `max_bytes`: they are skipped unread, as are those that
-cannot be decoded. Names of workloads are made printable, as in the metrics: D-Bus has no text but UTF-8 without NUL.
+decodes whatever size a stranger sends. Refuses messages above `max_bytes`: of them only the header is read, and not
+even that when it alone is as large. What cannot be decoded is skipped. Names of workloads are made printable, as in the
+metrics: D-Bus has no text but UTF-8 without NUL.
 """
 
 from __future__ import annotations
@@ -104,13 +105,15 @@ async def _authenticate(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 class Connection:
     """Sends at any time, reads in the task `reading`, which ends with SourceError when the bus is gone.
 
-    `on_call` is given the method calls, which stay without an answer otherwise, `on_signal` the signals asked for.
+    `on_call` is given the method calls, which stay without an answer otherwise, `on_large_call` those that are too
+    large, without their body, `on_signal` the signals asked for.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int) -> None:
         self._reader = reader
         self._writer = writer
         self.on_call: OnMessage | None = None
+        self.on_large_call: OnMessage | None = None
         self.on_signal: OnMessage | None = None
         self._max_bytes = max_bytes
         self._serials = itertools.count()
@@ -187,14 +190,22 @@ class Connection:
 
     async def _read_message(self) -> Any:
         head = await self._reader.readexactly(_HEAD)
-        length = message_bytes(head)
-        if length > self._max_bytes:
-            log.debug("a message of %d bytes is skipped", length)  # no warning: a stranger could fill the journal
-            left = length - _HEAD
-            while left:
-                left -= len(await self._reader.readexactly(min(left, 65536)))
+        header, body = header_and_body_bytes(head)
+        if header + body <= self._max_bytes:
+            return decode(head + await self._reader.readexactly(header + body - _HEAD))
+        log.debug("a message of %d bytes is skipped", header + body)  # no warning: a stranger could fill the journal
+        if header > self._max_bytes:
+            await self._skip(header + body - _HEAD)
             return None
-        return decode(head + await self._reader.readexactly(length - _HEAD))
+        message = decode(without_body(head) + await self._reader.readexactly(header - _HEAD))
+        await self._skip(body)
+        if message is not None and message.message_type is MessageType.METHOD_CALL and self.on_large_call is not None:
+            self.on_large_call(message)
+        return None
+
+    async def _skip(self, count: int) -> None:
+        while count:
+            count -= len(await self._reader.readexactly(min(count, 65536)))
 
     def _dispatch(self, message: Any) -> None:
         match message.message_type:
@@ -210,13 +221,17 @@ class Connection:
                     self.on_signal(message)
 
 
-def message_bytes(head: bytes) -> int:
-    """Length of the message that begins with these 16 bytes."""
+def header_and_body_bytes(head: bytes) -> tuple[int, int]:
+    """Lengths of the two parts of the message that begins with these 16 bytes, which belong to the first."""
     order = {0x6C: "<", 0x42: ">"}.get(head[0])
     if order is None:
         raise SourceError("what answers is no message bus")
     body, _, fields = struct.unpack(order + "III", head[4:])
-    return int(_HEAD + (fields + 7) // 8 * 8 + body)
+    return _HEAD + (fields + 7) // 8 * 8, body
+
+
+def without_body(head: bytes) -> bytes:
+    return head[:4] + bytes(4) + head[8:]
 
 
 def decode(data: bytes) -> Any:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +16,9 @@ from kubenpu.exporters import dbus
 from kubenpu.exporters.dbus_connection import (
     MAX_SIGNATURES,
     SYSTEM_BUS,
+    Connection,
     decode,
-    message_bytes,
+    header_and_body_bytes,
     parse_address,
     system_bus_address,
 )
@@ -41,9 +44,50 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_big_endian_lengths_too() -> None:
     head = struct.pack(">4sIII", b"B\1\0\1", 8, 1, 9)
-    assert message_bytes(head) == 16 + 16 + 8
+    assert header_and_body_bytes(head) == (16 + 16, 8)
     with pytest.raises(SourceError):
-        message_bytes(b"HTTP/1.1 400 Bad")
+        header_and_body_bytes(b"HTTP/1.1 400 Bad")
+
+
+def large_calls_of(*sent: bytes) -> list[tuple[int, str]]:
+    """Serial and member of those of which a connection that takes 1000 bytes has read the header only."""
+    found: list[tuple[int, str]] = []
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            connection = Connection(reader, writer, 1000)
+            whole = asyncio.get_running_loop().create_future()
+            connection.on_call = whole.set_result
+            connection.on_large_call = lambda message: found.append((message.serial, message.member))
+            theirs.sendall(b"".join(sent) + encoded(call("Last")))
+            try:
+                async with asyncio.timeout(20):
+                    assert (await whole).member == "Last"
+            finally:
+                await connection.close()
+
+    asyncio.run(main())
+    return found
+
+
+def encoded(message: Any) -> bytes:
+    return bytes(message._marshall())
+
+
+def test_of_a_large_call_the_header_is_read() -> None:
+    large = call("GetUsage", "s", "x" * 5000)
+    assert large_calls_of(encoded(large)) == [(9, "GetUsage")]
+
+
+def test_large_ones_that_are_skipped() -> None:
+    signal = Message.new_signal("/a", "a.b", "S", "s", ["x" * 5000])
+    signal.serial = 1
+    long_header = call("M", path="/" + "a" * 5000)
+    broken = bytearray(encoded(call("M", "s", "x" * 5000)))
+    broken[3] = 9  # no version of the protocol
+    assert large_calls_of(encoded(signal), encoded(long_header), bytes(broken)) == []
 
 
 @settings(deadline=None, max_examples=200)

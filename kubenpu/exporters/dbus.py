@@ -72,7 +72,7 @@ class Session:
         self.slow: set[asyncio.Task[None]] = set()
         self.dropped = 0
         connection.on_call = self._receive
-        connection.on_large_call = self._refuse_large
+        connection.on_bad_call = self._refuse_bad
 
     def _receive(self, call: Any) -> None:
         special = find_special(call)
@@ -80,9 +80,9 @@ class Session:
         if heard and not self.inbox.put(call):
             self.refuse(call, "too many calls are waiting")
 
-    def _refuse_large(self, call: Any) -> None:
+    def _refuse_bad(self, call: Any, error_name: str, text: str) -> None:
         if _wants_reply(call):
-            self.refuse(call, f"a call has at most {api.MAX_CALL_BYTES // 1024} KiB")
+            self.offer(self.connection.encode(refuse(call, error_name, text)))
 
     def offer(self, encoded: bytes) -> None:
         """Sends what may be lost."""

@@ -129,7 +129,7 @@ class CriClient:
         if found is None:
             raise SourceError(
                 f"{self.socket} does not speak CRI v1",
-                "name the socket that the kubelet uses, or switch on the CRI plug-in of the runtime",
+                "Name the socket that the kubelet uses, or switch on the CRI plug-in of the runtime",
             )
         return found
 
@@ -196,7 +196,7 @@ class CriClient:
             self._failures += 1
             self._asleep_until = self._clock() + backoff_s(self._failures)
         self.trouble = f"the container runtime at {self.socket} gave no usable answer ({code.name}: {text})"
-        return SourceError(self.trouble, "check that the runtime is active and that this process may open its socket")
+        return SourceError(self.trouble, "Check that the runtime is active and that this process may open its socket")
 
 
 class Runtimes:

@@ -264,6 +264,25 @@ def test_restarted_runtime_is_found_again(server: FakeCri) -> None:
     one.close()
 
 
+def test_a_look_tells_whether_somebody_listens(tmp_path: Path) -> None:
+    now = [0.0]
+    path = tmp_path / "cri.sock"
+    runtimes = Runtimes([path], clock=lambda: now[0])
+
+    def trouble() -> str:
+        (client,) = runtimes.clients()
+        return client.trouble
+
+    assert "nobody listens" in trouble()
+    with silent_socket(path):
+        assert "nobody listens" in trouble()  # it is looked for every SEARCH_EVERY_S
+        now[0] += SEARCH_EVERY_S
+        assert trouble() == ""
+    now[0] += SEARCH_EVERY_S
+    assert "nobody listens" in trouble()
+    runtimes.close()
+
+
 def test_socket_path_with_odd_characters(tmp_path: Path) -> None:
     fake = FakeCri(tmp_path / "a b%41.sock", [FakePod(UID, "p", "n", BOX, {A: "c"})])
     real = tmp_path / "plain.sock"

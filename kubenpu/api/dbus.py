@@ -17,6 +17,7 @@ NAME = "io.kubenpu"
 PATH = "/io/kubenpu"
 DEVICES_PATH = PATH + "/device"
 DESKTOP = "org.freedesktop.DBus"
+MAX_CALL_BYTES = 64 * 1024
 
 FAILED = NAME + ".Error.Failed"
 ABSENT = NAME + ".Error.Absent"

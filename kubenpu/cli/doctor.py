@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kubenpu.cli.devices import SIMULATED_MARK
 from kubenpu.cli.doctor_checks import CHECKS, FAIL, Examination, Finding, examine
@@ -38,8 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flag(parser)
     for flag, name, text in _PLACES:
         parser.add_argument(flag, dest=name, type=Path, metavar="PATH", help=f"{text} (default: as the settings say)")
-    parser.add_argument("--url", help="metrics address of kubenpud (default: as the settings say)")
+    parser.add_argument("--url", type=_http_url, help="metrics address of kubenpud (default: as the settings say)")
     parser.set_defaults(func=run)
+
+
+def _http_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # above 65535, or not a number
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError("give one like http://127.0.0.1:10074/metrics")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,7 +32,11 @@ _BLANK = "\u115f\u2800\u3164\uffa0"
 def add_format_arguments(parser: argparse.ArgumentParser) -> None:
     """The two options that every listing has; they become args.json and args.wide."""
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("-o", "--output", choices=["wide"], help="wide: print more columns")
+    add_wide_argument(parser, "columns")
+
+
+def add_wide_argument(parser: argparse.ArgumentParser, more: str) -> None:
+    parser.add_argument("-o", "--output", choices=["wide"], help=f"wide: print more {more}")
 
 
 def is_wide(args: argparse.Namespace) -> bool:

@@ -13,9 +13,9 @@ import sys
 import time
 
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
-from kubenpu.cli.output import print_note, print_text
+from kubenpu.cli.output import print_json, print_note, print_text
 from kubenpu.cli.top_frame import COLUMNS, Look, State, draw_head, draw_table, select
-from kubenpu.cli.watch import add_interval_argument
+from kubenpu.cli.watch import add_interval_argument, line_to_json
 from kubenpu.cli.workloads import find_notes
 
 TIMEOUT_S = 3.0
@@ -33,12 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = [column.name for column in COLUMNS]
     parser.add_argument("--sort", choices=names, default="calls", help="column to begin with (default: calls)")
     parser.add_argument("--once", action="store_true", help="print one frame as text and end")
+    parser.add_argument("--json", action="store_true", help="with --once: print one JSON document")
     add_filter_arguments(parser)
     add_bus_argument(parser)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.json and not args.once:
+        print_note("--json needs --once. A document per line and interval: kubenpuctl watch --json.")
+        return USAGE
     refusal = None if args.once else _refusal()
     if refusal is not None:
         print_note(f"{refusal}. Use: kubenpuctl top --once, or kubenpuctl watch.")
@@ -77,6 +81,9 @@ def _is_ascii_only() -> bool:
 def _print_once(state: State, args: argparse.Namespace) -> int:
     terminal = sys.stdout is not None and sys.stdout.isatty()
     look = Look(args.sort)
+    if args.json and state.old is not None:
+        print_json([line_to_json(line, state.old, state.new) for line in select(state, look)])
+        return 0
     width = shutil.get_terminal_size().columns if terminal else PIPE_CELLS
     lines = [*draw_head(state, look), *draw_table(state, select(state, look), width)]
     print_text("".join(line.text.rstrip() + "\n" for line in lines))

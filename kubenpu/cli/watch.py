@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
-from kubenpu.cli.output import print_note, print_text, show_time
+from kubenpu.cli.output import add_wide_argument, is_wide, print_note, print_text, show_time
 from kubenpu.cli.rates import Line, Sample, rate_workloads
 from kubenpu.cli.workloads import find_notes, to_json
 from kubenpu.config.log import quote
@@ -23,7 +23,8 @@ from kubenpu.model.identity import OwnerKind
 
 LEAST_INTERVAL_S = 1.0  # kubenpud's answers are that old, at most
 LONGEST_INTERVAL_S = 86400.0
-_NAMES = ("kind", "namespace", "pod", "container", "unit", "device")
+_NAMES: tuple[str, ...] = ("kind", "namespace", "pod", "container", "unit", "device")
+_NAMES_IF_WIDE = ("kind", "namespace", "pod", "container", "pod_uid", "container_id", "unit", "device", "vendor")
 _NAMES_OF_UNKNOWN = ("kind", "pod_uid", "container_id", "device")
 
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for what is not known. Ends with Ctrl-C, and goes on when kubenpud is restarted."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document per line")
+    add_wide_argument(parser, "fields")
     add_interval_argument(parser)
     parser.add_argument("--count", type=_count, metavar="N", help="end after so many intervals")
     add_filter_arguments(parser)
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             print_note(text)
         left = args.count
         for new in _samples(feed, args.interval):
-            _print(old, new, args.json)
+            _print(old, new, args.json, is_wide(args))
             old = new
             left = None if left is None else left - 1
             if left == 0:
@@ -100,25 +102,26 @@ def _samples(feed: Feed, interval_s: float) -> Iterator[Sample]:
         yield sample
 
 
-def _print(old: Sample, new: Sample, as_json: bool) -> None:
+def _print(old: Sample, new: Sample, as_json: bool, wide: bool) -> None:
     for line in rate_workloads(old, new):
         if line.rates is None or not line.rates.idle:
-            document = _to_json(line, new, new.at - old.at)
-            print_text((json.dumps(document) if as_json else _logfmt(document)) + "\n")
+            document = line_to_json(line, old, new)
+            print_text((json.dumps(document) if as_json else _logfmt(document, wide)) + "\n")
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
-def _to_json(line: Line, sample: Sample, seconds: float) -> dict[str, object]:
+def line_to_json(line: Line, old: Sample, new: Sample) -> dict[str, object]:
+    """Keys are stable; what is not known is null."""
     rates = line.rates
     return {
-        "time": show_time(sample.unix_s),
-        "seconds": round(seconds, 3),
+        "time": show_time(new.unix_s),
+        "seconds": round(new.at - old.at, 3),
         "submits_per_second": rates and _round(rates.submits),
         "calls_per_second": rates and _round(rates.calls),
         "errors_per_second": rates and _round(rates.errors),
         "threads_waiting": rates and _round(rates.waiting),
-        **to_json(line.row, sample.node),
+        **to_json(line.row, new.node),
     }
 
 
@@ -126,13 +129,19 @@ def _round(rate: float | None) -> float | None:
     return None if rate is None else round(rate, 3)
 
 
-def _logfmt(document: dict[str, object]) -> str:
+def _logfmt(document: dict[str, object], wide: bool) -> str:
     """The names that there are, then the rates; a name cannot forge another field."""
-    names = _NAMES_OF_UNKNOWN if document["kind"] == OwnerKind.UNKNOWN.value else _NAMES
+    names = _NAMES_IF_WIDE if wide else _NAMES
+    if document["kind"] == OwnerKind.UNKNOWN.value and not wide:
+        names = _NAMES_OF_UNKNOWN
     fields = {name: document[name] for name in ("time", *names) if document[name] is not None}
     for name in ("submits", "calls", "errors"):
         fields[f"{name}/s"] = document[f"{name}_per_second"]
     fields["waiting"] = document["threads_waiting"]
+    if wide:
+        calls = document["calls"]
+        fields["calls"] = sum(calls.values()) if isinstance(calls, dict) else None
+        fields["errors"] = document["errors"]
     if document["simulated"]:
         fields["simulated"] = "yes"
     return " ".join(f"{name}={'-' if value is None else quote(str(value))}" for name, value in fields.items())

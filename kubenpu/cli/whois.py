@@ -74,7 +74,7 @@ def _path_of(target: str) -> str:
     if target.startswith("/"):
         return target
     if not (target.isascii() and target.isdecimal()):
-        raise SourceError(f"{target[:200]} is neither a PID nor a cgroup path", "a cgroup path begins with /")
+        raise SourceError(f'"{target[:200]}" is neither a PID nor a cgroup path', "A cgroup path begins with /")
     try:
         text = os.fsdecode(Path("/proc", target, "cgroup").read_bytes())
     except OSError as error:
@@ -82,7 +82,7 @@ def _path_of(target: str) -> str:
     path = parse_proc_cgroup(text)
     if path is None:
         raise SourceError(
-            f"process {target} is in cgroup v1 hierarchies only", "boot the node with the unified cgroup hierarchy"
+            f"process {target} is in cgroup v1 hierarchies only", "Boot the node with the unified cgroup hierarchy"
         )
     return path
 

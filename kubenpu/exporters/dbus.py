@@ -33,7 +33,6 @@ SOURCE = "dbus"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 PUBLISH_EVERY_S = 1.0
 PUBLISH_SHARE = 0.02  # of a CPU, at most, whether anybody listens or not
-MAX_CALL_BYTES = 64 * 1024
 MAX_WAITING, MAX_WAITING_OF_ONE = 256, 16
 MAX_DECISIONS, MAX_SLOW = 8, 4
 DO_NOT_QUEUE, PRIMARY_OWNER = 4, 1
@@ -73,12 +72,17 @@ class Session:
         self.slow: set[asyncio.Task[None]] = set()
         self.dropped = 0
         connection.on_call = self._receive
+        connection.on_bad_call = self._refuse_bad
 
     def _receive(self, call: Any) -> None:
         special = find_special(call)
         heard = _wants_reply(call) or (special is not None and special.action)
         if heard and not self.inbox.put(call):
             self.refuse(call, "too many calls are waiting")
+
+    def _refuse_bad(self, call: Any, error_name: str, text: str) -> None:
+        if _wants_reply(call):
+            self.offer(self.connection.encode(refuse(call, error_name, text)))
 
     def offer(self, encoded: bytes) -> None:
         """Sends what may be lost."""
@@ -144,7 +148,7 @@ class DbusServer:
     async def _serve(self, begin: float) -> str:
         """One connection from begin to end; returns why it ended."""
         try:
-            async with connected(self._address, MAX_CALL_BYTES) as connection:
+            async with connected(self._address, api.MAX_CALL_BYTES) as connection:
                 session = Session(connection)
                 await _own_name(connection)
                 await self._note("", begin)

@@ -3,8 +3,9 @@
 
 Owns a socket and a task that reads from it, inside `connected()`. Encoding and decoding is dbus-next's; its connection
 is not used: it spins when the bus goes away during the handshake, never closes its socket, queues without bound, and
-decodes whatever size a stranger sends. Refuses messages above `max_bytes`: they are skipped unread, as are those that
-cannot be decoded. Names of workloads are made printable, as in the metrics: D-Bus has no text but UTF-8 without NUL.
+decodes whatever size a stranger sends. Refuses messages above `max_bytes`: of them only the header is read, and not
+even that when it alone is as large. A call that cannot be decoded is refused as well. Names of workloads are made
+printable, as in the metrics: D-Bus has no text but UTF-8 without NUL.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from kubenpu.api.dbus import DESKTOP, Fields
+from kubenpu.api.dbus import DESKTOP, INVALID_ARGS, LIMITS_EXCEEDED, Fields
 from kubenpu.exporters.dbus_next_parts import Message, MessageType, SignatureTree, Unmarshaller, Variant
 from kubenpu.model.errors import SourceError
 
@@ -104,13 +105,15 @@ async def _authenticate(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 class Connection:
     """Sends at any time, reads in the task `reading`, which ends with SourceError when the bus is gone.
 
-    `on_call` is given the method calls, which stay without an answer otherwise, `on_signal` the signals asked for.
+    `on_call` is given the method calls, which stay without an answer otherwise; `on_bad_call` those of which only the
+    header can be read, with name and text of the error; `on_signal` the signals asked for.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int) -> None:
         self._reader = reader
         self._writer = writer
         self.on_call: OnMessage | None = None
+        self.on_bad_call: Callable[[Any, str, str], None] | None = None
         self.on_signal: OnMessage | None = None
         self._max_bytes = max_bytes
         self._serials = itertools.count()
@@ -187,14 +190,31 @@ class Connection:
 
     async def _read_message(self) -> Any:
         head = await self._reader.readexactly(_HEAD)
-        length = message_bytes(head)
-        if length > self._max_bytes:
-            log.debug("a message of %d bytes is skipped", length)  # no warning: a stranger could fill the journal
-            left = length - _HEAD
-            while left:
-                left -= len(await self._reader.readexactly(min(left, 65536)))
+        header, body = header_and_body_bytes(head)
+        if header > self._max_bytes:
+            log.debug(
+                "a message of %d bytes is skipped", header + body
+            )  # no warning: a stranger could fill the journal
+            await self._skip(header + body - _HEAD)
             return None
-        return decode(head + await self._reader.readexactly(length - _HEAD))
+        head += await self._reader.readexactly(header - _HEAD)
+        if header + body > self._max_bytes:
+            await self._skip(body)
+            self._refuse(head, LIMITS_EXCEEDED, f"a call has at most {self._max_bytes // 1024} KiB")
+            return None
+        message = decode(head + await self._reader.readexactly(body))
+        if message is None:
+            self._refuse(head, INVALID_ARGS, "these arguments cannot be read, or hold a key twice")
+        return message
+
+    def _refuse(self, head: bytes, error_name: str, text: str) -> None:
+        message = decode(head[:4] + bytes(4) + head[8:])  # no body
+        if message is not None and message.message_type is MessageType.METHOD_CALL and self.on_bad_call is not None:
+            self.on_bad_call(message, error_name, text)
+
+    async def _skip(self, count: int) -> None:
+        while count:
+            count -= len(await self._reader.readexactly(min(count, 65536)))
 
     def _dispatch(self, message: Any) -> None:
         match message.message_type:
@@ -210,13 +230,32 @@ class Connection:
                     self.on_signal(message)
 
 
-def message_bytes(head: bytes) -> int:
-    """Length of the message that begins with these 16 bytes."""
+def header_and_body_bytes(head: bytes) -> tuple[int, int]:
+    """Lengths of the two parts of the message that begins with these 16 bytes, which belong to the first."""
     order = {0x6C: "<", 0x42: ">"}.get(head[0])
     if order is None:
         raise SourceError("what answers is no message bus")
     body, _, fields = struct.unpack(order + "III", head[4:])
-    return int(_HEAD + (fields + 7) // 8 * 8 + body)
+    return _HEAD + (fields + 7) // 8 * 8, body
+
+
+class _StrictUnmarshaller(Unmarshaller):  # type: ignore[misc] # dbus-next has no types for it
+    """Refuses a dictionary that has a key twice, of which dbus-next would keep the last."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self._entries = [0]  # of each array that is being read
+
+    def read_dict_entry(self, type_: Any) -> Any:
+        self._entries[-1] += 1
+        return super().read_dict_entry(type_)
+
+    def read_array(self, type_: Any) -> Any:
+        self._entries.append(0)
+        found = super().read_array(type_)
+        if self._entries.pop() not in {0, len(found)}:
+            raise ValueError("a dictionary has a key twice")
+        return found
 
 
 def decode(data: bytes) -> Any:
@@ -224,7 +263,7 @@ def decode(data: bytes) -> Any:
     if len(SignatureTree._cache) > MAX_SIGNATURES:
         SignatureTree._cache.clear()  # senders choose signatures: without end, if they want
     try:
-        return Unmarshaller(io.BytesIO(data)).unmarshall()
+        return _StrictUnmarshaller(io.BytesIO(data)).unmarshall()
     except _UNDECODABLE as e:
         log.debug("a message is skipped: %s: %s", type(e).__name__, e)
         return None

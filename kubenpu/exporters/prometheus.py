@@ -22,6 +22,7 @@ from kubenpu.exporters.prometheus_parts import (
     write_openmetrics,
 )
 from kubenpu.model.device import Visibility
+from kubenpu.model.text import printable
 from kubenpu.model.view import View
 
 MAX_LABEL_CHARACTERS = 512
@@ -120,8 +121,7 @@ def _quality(text: str) -> float:
 
 def clean_label(value: str) -> str:
     """Printable and bounded text; anything else appears as an escape such as \\x00 or \\udcff."""
-    if not value.isprintable():
-        value = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    value = printable(value)
     return value if len(value) <= MAX_LABEL_CHARACTERS else value[: MAX_LABEL_CHARACTERS - 1] + "…"
 
 

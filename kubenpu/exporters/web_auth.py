@@ -5,8 +5,8 @@ A check costs tens of milliseconds of a CPU by design. So what was found is reme
 this process only (no password is kept, no key can be made to collide); the right ones apart from the wrong, so that a
 flood of these cannot push those out. New ones wait for one of PARALLEL places; of those that wait the client with the
 fewest failures goes first, then the newest. Refuses to wait when too many do, and whoever failed too often of late.
-An unknown user costs what a known one costs. Threads share one PasswordCheck. bcrypt is imported when users are
-configured.
+A refusal takes as long for an unknown user as for a known one, whatever the costs of the hashes: it is made after one
+hash of each cost. Threads share one PasswordCheck. bcrypt is imported when users are configured.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PasswordCheck:
             return Verdict.REFUSED
         name, password = given
         known = name in users
-        hashed = users[name] if known else max(users.values(), key=lambda each: each[4:6])
+        hashed = users[name] if known else next(iter(users.values()))
         key = self._key(known, name, password, hashed)
         verdict = self._remembered(key)
         if verdict is not None:
@@ -82,13 +82,18 @@ class PasswordCheck:
             return Verdict.BUSY
         try:
             # meanwhile another connection may have asked the same
-            return self._remembered(key) or self._find_out(key, known, password, hashed, client)
+            hashes = _one_of_each_cost(users, hashed)
+            return self._remembered(key) or self._find_out(key, known, password, hashes, client)
         finally:
             self._places.leave()
 
-    def _find_out(self, key: bytes, known: bool, password: bytes, hashed: bytes, client: str) -> Verdict:
+    def _find_out(self, key: bytes, known: bool, password: bytes, hashes: list[bytes], client: str) -> Verdict:
+        """Against the first of the hashes; the others are for the time they take."""
         check = self._check or load_bcrypt()
-        right = check(password[:BCRYPT_BYTES], hashed) and known
+        right = check(password[:BCRYPT_BYTES], hashes[0]) and known
+        if not right:
+            for other in hashes[1:]:
+                check(password[:BCRYPT_BYTES], other)
         with self._lock:
             found, most = (self._right, MAX_RIGHT) if right else (self._wrong, MAX_WRONG)
             found[key] = None
@@ -113,6 +118,12 @@ class PasswordCheck:
         user = name.encode(errors="surrogatepass")
         head = f"{known} {len(user)} {len(hashed)} ".encode()
         return hmac.digest(self._secret, head + user + hashed + password, "sha256")
+
+
+def _one_of_each_cost(users: Mapping[str, bytes], first: bytes) -> list[bytes]:
+    """`$2y$10$...` has the cost at the fifth place."""
+    others = {hashed[4:6]: hashed for hashed in users.values() if hashed[4:6] != first[4:6]}
+    return [first, *others.values()]
 
 
 def parse_basic(authorization: str) -> tuple[str, bytes] | None:

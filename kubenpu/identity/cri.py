@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -104,15 +105,15 @@ Clock = Callable[[], float]
 class CriClient:
     """One runtime. Every method raises SourceError when the runtime gives no answer in time.
 
-    `trouble` is why the last call that reached out got no answer, "" after one that did.
+    `trouble` is why nobody listens, or why the last call that reached out got no answer; "" after one that did.
     """
 
-    def __init__(self, socket: Path, timeout_s: float = CALL_TIMEOUT_S, clock: Clock = time.monotonic) -> None:
-        self.socket = socket
-        self.trouble = ""
+    def __init__(self, socket_path: Path, timeout_s: float = CALL_TIMEOUT_S, clock: Clock = time.monotonic) -> None:
+        self.socket = socket_path
+        self._deaf = self._failure = ""
         self._timeout_s = timeout_s
         self._clock = clock
-        self._channel = grpc.insecure_channel(grpc_target(socket), options=_OPTIONS)
+        self._channel = grpc.insecure_channel(grpc_target(socket_path), options=_OPTIONS)
         self._failures = 0
         self._asleep_until = 0.0
         self._version = self._method("Version")
@@ -124,12 +125,28 @@ class CriClient:
     def name(self) -> str:
         return str(self.socket)
 
+    @property
+    def trouble(self) -> str:
+        return self._deaf or self._failure
+
+    def look(self) -> None:
+        """Whether somebody listens, for when there is nothing to ask: no call is made, and nothing is waited for."""
+        self._deaf = ""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.setblocking(False)
+            try:
+                connection.connect(os.fspath(self.socket))
+            except BlockingIOError:  # somebody does, and has much to do
+                return
+            except OSError as error:
+                self._deaf = f"nobody listens at {self.socket}: {error.strerror or error}"
+
     def version(self, timeout_s: float | None = None) -> RuntimeVersion:
         found = self._call(self._version, b"", _to_version, timeout_s)
         if found is None:
             raise SourceError(
                 f"{self.socket} does not speak CRI v1",
-                "name the socket that the kubelet uses, or switch on the CRI plug-in of the runtime",
+                "Name the socket that the kubelet uses, or switch on the CRI plug-in of the runtime",
             )
         return found
 
@@ -189,21 +206,21 @@ class CriClient:
 
     def _answered(self) -> None:
         self._failures = 0
-        self.trouble = ""
+        self._deaf = self._failure = ""
 
     def _failed(self, code: grpc.StatusCode, text: str) -> SourceError:
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             self._failures += 1
             self._asleep_until = self._clock() + backoff_s(self._failures)
-        self.trouble = f"the container runtime at {self.socket} gave no usable answer ({code.name}: {text})"
-        return SourceError(self.trouble, "check that the runtime is active and that this process may open its socket")
+        self._failure = f"the container runtime at {self.socket} gave no usable answer ({code.name}: {text})"
+        return SourceError(self._failure, "Check that the runtime is active and that this process may open its socket")
 
 
 class Runtimes:
     """The CRI clients of this node: the sockets named by the operator, else those that exist of the known ones.
 
-    New sockets are looked for at most every SEARCH_EVERY_S; a client stays once it is there, so a runtime that is
-    being restarted counts as down, never as gone.
+    Every SEARCH_EVERY_S at most, new sockets are looked for, and whether the others still have a listener; a client
+    stays once it is there, so a runtime that is being restarted counts as down, never as gone.
     """
 
     def __init__(
@@ -224,9 +241,11 @@ class Runtimes:
         now = self._clock()
         if now >= self._search_at:
             self._search_at = now + SEARCH_EVERY_S
-            for socket in find_sockets(self._explicit, self._known):
-                if socket not in self._clients:
-                    self._clients[socket] = CriClient(socket, self._timeout_s, self._clock)
+            for path in find_sockets(self._explicit, self._known):
+                if path not in self._clients:
+                    self._clients[path] = CriClient(path, self._timeout_s, self._clock)
+            for client in self._clients.values():
+                client.look()
         return tuple(self._clients.values())
 
     def follow(self, explicit: Sequence[Path] | None) -> None:

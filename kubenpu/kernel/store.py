@@ -92,7 +92,7 @@ class CounterStore:
             if size != ctypes.sizeof(kind):
                 raise KernelError(
                     f"the pinned map {name} has values of {size} bytes, {ctypes.sizeof(kind)} expected",
-                    "kubenpu-probe and kubenpud are of different versions; restart kubenpu-probe",
+                    "Restart kubenpu-probe: it and kubenpud are of different versions",
                 )
 
     def _close_maps(self) -> None:

@@ -204,9 +204,13 @@ class Node:
         self._labels.look_up(pods, RESOLVE_DEADLINE_S)
         return pause
 
-    def _note_runtimes(self, seconds: float) -> None:
+    def _note_runtimes(self, seconds: float | None = None) -> None:
+        """`seconds` is how long they took to answer, None when they were not asked now."""
         for runtime in self._runtimes.clients():
-            self._note(f"cri:{runtime.name}", runtime.trouble, seconds)
+            name = f"cri:{runtime.name}"
+            before = self._sources.get(name)
+            took = before.duration_seconds if seconds is None and before is not None else seconds or 0.0
+            self._note(name, runtime.trouble, took)
 
     def _path(self, sample: KernelSample, cgroup_id: int) -> str | None:
         """Where a cgroup is or was, None when nobody knows. A path cut short still holds its pod segment."""
@@ -234,9 +238,10 @@ class Node:
     # ---- housekeeping ----
 
     def tidy(self) -> None:
-        """Marks removed cgroups dead, folds and frees cells, forgets cgroups nobody owns."""
+        """Marks removed cgroups dead, folds and frees cells, forgets cgroups nobody owns; looks after the runtimes."""
         now = boot_seconds()
         with self._lock:
+            self._note_runtimes()
             sample = self._read()
             if sample is None or self._store is None:
                 return

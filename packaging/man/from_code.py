@@ -199,6 +199,7 @@ VALUES: Mapping[str, str] = {
     "ciphers": ", ".join((*web_config.CIPHERS_13, *web_config.CIPHERS)),
     "client-auth": ", ".join(web_config.CLIENT_AUTH),
     "curves": ", ".join(web_config.CURVES),
+    "dbus-call-kib": str(api.MAX_CALL_BYTES // 1024),
     "devices": str(layout.DEVICE_SLOTS - 1),
     "driver-numbers": f"{schema.DRIVER_NRS.start:#x} to {schema.DRIVER_NRS.stop - 1:#x}",
     "headers": ", ".join(web_config.HEADERS),

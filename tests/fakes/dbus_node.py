@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kubenpu.api import dbus as api
-from kubenpu.exporters.dbus_connection import decode, message_bytes
+from kubenpu.exporters.dbus_connection import decode, header_and_body_bytes
 from kubenpu.exporters.dbus_next_parts import Message
 from kubenpu.exporters.dbus_objects import Objects
 from kubenpu.exporters.picture import Picture
@@ -98,7 +98,7 @@ def call(member: str, signature: str = "", *body: object, path: str = api.PATH, 
 def over_the_wire(message: Any) -> Any:
     message.serial = message.serial or 1
     data = bytes(message._marshall())
-    assert message_bytes(data[:16]) == len(data)
+    assert sum(header_and_body_bytes(data[:16])) == len(data)
     return decode(data)
 
 

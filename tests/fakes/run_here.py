@@ -15,10 +15,11 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import load_tables
-from kubenpu.model.errors import ConfigError, KubeNpuError
+from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError
 from tests.fakes import simulated_node
 from tests.fakes.own_service import OwnService, mount_bpffs, only_one, require_free_port
 from tests.fakes.sim_cgroups import CgroupTree, cgroup2_mount
@@ -31,8 +32,8 @@ def has_accelerators(sysfs: Path = Path("/sys")) -> bool:
     return bool(discover(sysfs, load_tables().tables).devices)
 
 
-def run(port: int) -> int:
-    """Loads the probe, runs kubenpud until it ends or a signal comes, and takes everything away again."""
+def run(port: int) -> NoReturn:
+    """Loads the probe, runs kubenpud until a signal comes, and takes everything away again. KernelError if it ends."""
     if os.geteuid() != 0:
         raise ConfigError("loading BPF programs needs root", "Run it as root: sudo make run")
     service = OwnService(NAME, port, CgroupTree(cgroup2_mount(), NAME))
@@ -47,7 +48,7 @@ def run(port: int) -> int:
         daemon = stack.enter_context(service.daemon())
         ask = f".venv/bin/kubenpuctl top --bus {service.bus_address}"
         print(f"\n  curl -s localhost:{port}/metrics\n  {ask}\n", flush=True)
-        return daemon.wait()
+        raise KernelError(f"kubenpud ended with exit code {daemon.wait()}")
 
 
 def main() -> int:
@@ -59,7 +60,7 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, simulated_node.stop)
     try:
-        return run(args.port)
+        run(args.port)
     except KubeNpuError as e:
         print(f"make run: {e}", file=sys.stderr)
         return 1

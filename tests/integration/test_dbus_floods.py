@@ -98,16 +98,18 @@ def test_a_flood_of_calls_is_refused_and_others_are_served(bus: PrivateBus, serv
     assert all(len(answer[0]) == 500 for answer in answers if not isinstance(answer, CallError))
 
 
-def test_too_large_a_call_is_not_read(bus: PrivateBus, served: Serving, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_large_a_call_is_refused_unread(bus: PrivateBus, served: Serving) -> None:
+    large = [{"Pod": Variant("s", "x" * 1_000_000)}, 0, 1]
+
     async def work(connection: Connection) -> list[Any]:
-        large = method("GetCounters", "a{sv}uu", [{"Pod": Variant("s", "x" * 1_000_000)}, 0, 1])
-        with pytest.raises(CallError, match="does not answer"):
-            await connection.call(large, 0.5)
+        silent = method("GetCounters", "a{sv}uu", large, flags=MessageFlag.NO_REPLY_EXPECTED)
+        await connection.send(connection.encode(silent))
+        with pytest.raises(CallError, match="a call has at most 64 KiB") as refused:
+            await connection.call(method("GetCounters", "a{sv}uu", large))
+        assert refused.value.name == api.LIMITS_EXCEEDED
         return await connection.call(method("ListDevices"))
 
-    with caplog.at_level(logging.DEBUG):
-        assert len(with_connection(bus, work)[0]) == 2
-    assert "is skipped" in caplog.text
+    assert len(with_connection(bus, work)[0]) == 2
 
 
 def test_nobody_is_answered_who_wants_no_answer(bus: PrivateBus, served: Serving, node: FakeNode) -> None:

@@ -25,7 +25,7 @@ from kubenpu.model.errors import ConfigError, SourceError
 from kubenpu.model.identity import PathKind
 from kubenpu.model.kinds import KINDS, Kind
 from tests.fakes import run_here
-from tests.fakes.own_service import only_one, require_free_port
+from tests.fakes.own_service import DAEMON_CGROUP, only_one, require_free_port
 from tests.fakes.sim_cgroups import cgroup2_mount
 from tests.fakes.sim_metrics import free_url
 from tests.fakes.sim_parity import compare, find_faults
@@ -167,6 +167,24 @@ def test_what_a_killed_one_left_is_removed_by_the_next(port: int) -> None:
     assert left_over() == []
 
 
+def kill_kubenpud(name: str) -> None:
+    procs = cgroup2_mount() / name / DAEMON_CGROUP / "cgroup.procs"
+    os.kill(int(procs.read_text()), signal.SIGKILL)
+
+
+def test_it_ends_when_kubenpud_is_dead(port: int) -> None:
+    with subprocess.Popen(
+        command("--port", str(port)), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any("goes on until" in line for line in process.stdout)
+        kill_kubenpud(NAME)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "simulated node: kubenpud ended with exit code -9" in err
+    assert left_over() == []
+
+
 def test_a_second_one_is_refused(port: int) -> None:
     with only_one(NAME):
         second = subprocess.run(
@@ -304,15 +322,33 @@ def test_the_real_service_runs_where_there_are_devices(tmp_path: Path) -> None:
     assert run_here.has_accelerators(tmp_path / "some")
 
 
-def test_the_real_service_starts_and_goes(port: int) -> None:
+@contextmanager
+def real_service(port: int) -> Iterator[subprocess.Popen[str]]:
+    """`make run` where there are devices, serving; nothing of it is left."""
     script = f"import sys; from tests.fakes import run_here; run_here.has_accelerators = lambda: True; sys.argv[1:] = ['--port', '{port}']; sys.exit(run_here.main())"  # noqa: E501
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert wait_until(lambda: process.poll() is not None or rows(port) != [], DEADLINE_S)
-        assert [row.value for row in rows(port) if row.name == "kubenpu_simulated"] == [0]
+        yield process
     finally:
         process.terminate()
-    assert process.wait(DEADLINE_S) == 0
+        process.communicate(timeout=DEADLINE_S)
     own = (Path("/run") / run_here.NAME, Path("/sys/fs/bpf") / run_here.NAME, cgroup2_mount() / run_here.NAME)
     assert [place for place in own if place.exists()] == []
+
+
+def test_the_real_service_starts_and_goes(port: int) -> None:
+    with real_service(port) as process:
+        assert [row.value for row in rows(port) if row.name == "kubenpu_simulated"] == [0]
+    assert process.returncode == 0
+
+
+def test_the_real_service_ends_when_kubenpud_is_dead(port: int) -> None:
+    with real_service(port) as process:
+        kill_kubenpud(run_here.NAME)
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 1
+        assert "make run: kubenpud ended with exit code -9" in err

@@ -54,3 +54,14 @@ def test_command_goes_on_with_broken_settings(tmp_path: Path, capsys: pytest.Cap
     assert by_check["settings"]["status"] == FAIL
     assert str(broken) in by_check["settings"]["found"]
     assert by_check["kernel"]["status"] == OK
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost:99999", "http://localhost:x", "http://localhost:0/", "http:///metrics", "ftp://a", "", "["],
+)
+def test_an_url_that_nobody_can_ask_is_misuse(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "--url", url])
+    assert stopped.value.code == 2
+    assert "give one like http" in capsys.readouterr().err

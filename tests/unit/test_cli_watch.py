@@ -13,7 +13,7 @@ import pytest
 from kubenpu.cli.main import main
 from kubenpu.exporters.dbus_client import CounterRow, NodeRow
 from kubenpu.model.errors import SourceError
-from tests.fakes.fake_client import IGPU, NODE, SIMULATED, SSH, WEB, FakeClient, counts, row
+from tests.fakes.fake_client import IGPU, LOST, NODE, SIMULATED, SSH, WEB, FakeClient, counts, row
 
 GONE = SourceError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")
 Item = tuple[NodeRow, list[CounterRow]] | SourceError
@@ -50,6 +50,16 @@ def test_a_line_for_what_changed(watched: Callable[..., FakeClient], capsys: pyt
     )
     assert err == ""
     assert fake.asked == [{"Namespace": "shop"}] * 3
+
+
+def test_wide_lines(watched: Callable[..., FakeClient], capsys: pytest.CaptureFixture[str]) -> None:
+    after = [row(WEB, counts(30)), row(LOST, replace(counts(1), errors=None))]
+    watched((NODE, [row(WEB, counts(10))]), (NODE, after), words=("-o", "wide"))
+    web, unconfirmed = capsys.readouterr().out.splitlines()
+    assert f" container=main pod_uid={WEB.pod_uid} container_id={WEB.container_id} device=" in web
+    assert web.endswith(" waiting=0.0 calls=30 errors=0")
+    assert f" pod_uid={LOST.pod_uid} container_id={LOST.container_id} device=" in unconfirmed
+    assert unconfirmed.endswith(" calls=1 errors=-")
 
 
 def test_json_lines(watched: Callable[..., FakeClient], capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,3 +147,20 @@ def test_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert main(["watch"]) == 130
     assert capsys.readouterr() == ("", "")
     assert fake.closed == 1
+
+
+def test_one_frame_of_top_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("kubenpu.cli.bus.time.monotonic", lambda: sum(slept))
+    monkeypatch.setattr("kubenpu.cli.top.time.sleep", slept.append)
+    before, after = [row(WEB, counts(10)), row(SSH)], [row(SSH), row(WEB, counts(30))]
+    FakeClient([(NODE, before), (NODE, after)]).put(monkeypatch)
+    assert main(["top", "--once", "--json", "--interval", "4"]) == 0
+    web, ssh = json.loads(capsys.readouterr().out)
+    assert (web["pod"], web["submits_per_second"], web["seconds"]) == ("web-0", 5.0, 4.0)
+    assert (ssh["unit"], ssh["calls_per_second"]) == ("ssh.service", 0.0)
+
+
+def test_live_top_is_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--json"]) == 2
+    assert "--json needs --once" in capsys.readouterr().err

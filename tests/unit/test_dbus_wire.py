@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kubenpu.api.dbus import INVALID_ARGS, LIMITS_EXCEEDED
 from kubenpu.exporters import dbus
 from kubenpu.exporters.dbus_connection import (
     MAX_SIGNATURES,
     SYSTEM_BUS,
+    Connection,
     decode,
-    message_bytes,
+    header_and_body_bytes,
     parse_address,
     system_bus_address,
 )
@@ -41,9 +45,56 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_big_endian_lengths_too() -> None:
     head = struct.pack(">4sIII", b"B\1\0\1", 8, 1, 9)
-    assert message_bytes(head) == 16 + 16 + 8
+    assert header_and_body_bytes(head) == (16 + 16, 8)
     with pytest.raises(SourceError):
-        message_bytes(b"HTTP/1.1 400 Bad")
+        header_and_body_bytes(b"HTTP/1.1 400 Bad")
+
+
+def refused_of(*sent: bytes) -> list[tuple[int, str]]:
+    """Serial and error of the calls that a connection refuses, which takes 10 KiB."""
+    found: list[tuple[int, str]] = []
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            connection = Connection(reader, writer, 10240)
+            ended = asyncio.Event()
+            connection.on_call = lambda message: ended.set() if message.member == "Last" else None
+            connection.on_bad_call = lambda message, name, _text: found.append((message.serial, name))
+            theirs.sendall(b"".join(sent) + encoded(call("Last")))
+            try:
+                async with asyncio.timeout(20):
+                    await ended.wait()
+            finally:
+                await connection.close()
+
+    asyncio.run(main())
+    return found
+
+
+def encoded(message: Any) -> bytes:
+    return bytes(message._marshall())
+
+
+def test_of_a_large_call_the_header_is_read() -> None:
+    large = call("GetUsage", "s", "x" * 20000)
+    assert refused_of(encoded(large)) == [(9, LIMITS_EXCEEDED)]
+
+
+def test_a_key_twice_is_refused() -> None:
+    twice = encoded(call("GetCounters", "a{sv}uu", {"Pod": Variant("s", "x"), "Pox": Variant("s", "y")}, 0, 1))
+    assert refused_of(twice.replace(b"Pox", b"Pod")) == [(9, INVALID_ARGS)]
+    assert refused_of(twice) == []
+
+
+def test_large_ones_that_are_skipped() -> None:
+    signal = Message.new_signal("/a", "a.b", "S", "s", ["x" * 20000])
+    signal.serial = 1
+    long_header = call("M", path="/" + "a" * 20000)
+    broken = bytearray(encoded(call("M", "s", "x" * 20000)))
+    broken[3] = 9  # no version of the protocol
+    assert refused_of(encoded(signal), encoded(long_header), bytes(broken)) == []
 
 
 @settings(deadline=None, max_examples=200)

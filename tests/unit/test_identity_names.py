@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubenpu.cli.output import escape
+from kubenpu.exporters.prometheus import clean_label
 from kubenpu.identity.index import CgroupIndex, alive, find_cgroup2_mount, sees_whole_tree
 from kubenpu.identity.names import clean_name
 
@@ -22,10 +24,11 @@ from kubenpu.identity.names import clean_name
         ("train-0", "train-0"),
         ("Größe-模型-🚀", "Größe-模型-🚀"),
         ('a"b\\c{d}', 'a"b\\c{d}'),
-        ("a\nb\x00c\x1b[31m", "a\ufffdb\ufffdc\ufffd[31m"),
-        ("evil\u202egnp.exe\u2028", "evil\ufffdgnp.exe\ufffd"),
-        ("bad\udcff", "bad\ufffd"),
+        ("a\nb\x00c\x1b[31m", r"a\nb\x00c\x1b[31m"),
+        ("evil\u202egnp.exe\u2028", r"evil\u202egnp.exe\u2028"),
+        ("bad\udcff", r"bad\udcff"),
         ("x" * 300, "x" * 253),
+        ("\x01" * 300, r"\x01" * 253),
     ],
 )
 def test_hostile_name(text: str, kept: str) -> None:
@@ -35,9 +38,17 @@ def test_hostile_name(text: str, kept: str) -> None:
 @given(st.text(alphabet=st.characters(exclude_categories=())), st.integers(0, 300))
 def test_name_is_always_short_printable_and_utf8(text: str, limit: int) -> None:
     name = clean_name(text, limit)
-    assert len(name) <= limit
+    assert len(name) <= limit * len(r"\U000e0001")
     name.encode("utf-8")
     assert not set(name) & set("\n\r\t\x00\x1b\x7f\u0085\u2028\u2029")
+
+
+@pytest.mark.parametrize("chars", ["\x01\x02\x1b", "\udc80\udc81\udcff", "\u200b\u202e"])
+def test_names_that_cannot_be_printed_stay_distinct(chars: str) -> None:
+    names = {clean_name(f"u{char}x.service", 255) for char in chars}
+    assert len(names) == len(chars)
+    assert {clean_label(name) for name in names} == names  # no exporter shows them otherwise
+    assert {escape(f"u{char}x.service") for char in chars} == names  # nor whois
 
 
 @pytest.mark.parametrize(

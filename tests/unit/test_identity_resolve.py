@@ -96,7 +96,7 @@ def test_confirmed_by_the_runtime(path: str, owner: Owner) -> None:
         (f"/docker/{A}", "docker-aaaaaaaaaaaa"),
         ("/slurm/uid_1/job_2", "/slurm"),
         (f"{SLICE}/crio-conmon-{A}.scope", "conmon"),
-        ("/system.slice/a\x1b[2J\udcff\n.service", "a\ufffd[2J\ufffd\ufffd.service"),
+        ("/system.slice/a\x1b[2J\udcff\n.service", r"a\x1b[2J\udcff\n.service"),
     ],
 )
 def test_outside_pods_no_runtime_is_asked(path: str, unit: str) -> None:

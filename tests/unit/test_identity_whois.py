@@ -52,12 +52,13 @@ def test_own_process(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_process_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert run("/system.slice/a.service", str(gone.pid), "junk", "9" * 5000, "/", "--json") == 1
+    assert run("/system.slice/a.service", str(gone.pid), "junk", "", "9" * 5000, "/", "--json") == 1
     output = capsys.readouterr()
     assert [answer["unit"] for answer in json.loads(output.out)] == ["a.service", "/"]
     assert f"process {gone.pid}" in output.err
-    assert "junk is neither a PID nor a cgroup path" in output.err
-    assert len(output.err.splitlines()) == 3
+    assert '"junk" is neither a PID nor a cgroup path. A cgroup path begins with /.' in output.err
+    assert '"" is neither' in output.err
+    assert len(output.err.splitlines()) == 4
 
 
 def test_table_says_how_it_was_decided(capsys: pytest.CaptureFixture[str]) -> None:

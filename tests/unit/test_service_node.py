@@ -149,6 +149,16 @@ def test_each_runtime_is_a_source(world: World, node: Node) -> None:
     assert source(node, "cri:/run/a.sock") == (True, "")
 
 
+def test_a_runtime_that_is_dead_shows_before_it_is_asked(world: World, node: Node) -> None:
+    world.runtime.trouble = "nobody listens"
+    node.tidy()
+    assert source(node, "cri:/run/a.sock") == (False, "nobody listens")
+    world.runtime.trouble = ""
+    node.tidy()
+    assert source(node, "cri:/run/a.sock") == (True, "")
+    assert world.resolver.asked == []
+
+
 # ---- what is freed ----
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kubenpuctl doctor`: what this node has of what counting needs, and what to do about the rest.
 
-The checks are in doctor_checks.py; this is the command around them. Needs neither root nor the daemon.
+The checks are in doctor_checks.py and doctor_daemon.py, this is the command around them. Needs neither root nor daemon.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kubenpu.cli.devices import SIMULATED_MARK
-from kubenpu.cli.doctor_checks import CHECKS, FAIL, Examination, Finding, examine
+from kubenpu.cli.doctor_checks import CHECKS
+from kubenpu.cli.doctor_daemon import find_urls
+from kubenpu.cli.doctor_findings import FAIL, Examination, Finding, examine
 from kubenpu.cli.output import add_format_arguments, print_json, print_note, print_table
 from kubenpu.config.settings import SETTINGS, Settings, add_config_flag, read_settings
+from kubenpu.config.unit_flags import unit_flags
 from kubenpu.model.errors import ConfigError
 
 _HEADER = ("STATUS", "CHECK", "FOUND", "NEEDED")
@@ -39,18 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flag(parser)
     for flag, name, text in _PLACES:
         parser.add_argument(flag, dest=name, type=Path, metavar="PATH", help=f"{text} (default: as the settings say)")
-    parser.add_argument("--url", type=_http_url, help="metrics address of kubenpud (default: as the settings say)")
+    parser.add_argument(
+        "--url",
+        type=_metrics_url,
+        help="metrics address of kubenpud, or unix:SOCKET:PATH (default: as settings and ARGS of the service say)",
+    )
     parser.set_defaults(func=run)
 
 
-def _http_url(text: str) -> str:
+def _metrics_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        usable = usable or text.startswith("unix:/")
     except ValueError:  # above 65535, or not a number
         usable = False
     if not usable:
-        raise argparse.ArgumentTypeError("give one like http://127.0.0.1:10074/metrics")
+        raise argparse.ArgumentTypeError(
+            "give one like http://127.0.0.1:10074/metrics or unix:/run/kubenpu/metrics.sock:/metrics"
+        )
     return text
 
 
@@ -74,18 +84,12 @@ def _examination(args: argparse.Namespace) -> Examination:
     wrong: ConfigError | None = None
     places = {name: getattr(args, name) for _, name, _ in _PLACES if getattr(args, name) is not None}
     try:
-        settings = read_settings(argparse.Namespace(config_file=args.config_file))
+        settings = read_settings(argparse.Namespace(config_file=args.config_file) if args.config_file else unit_flags())
     except ConfigError as error:
         wrong = error
         defaults: dict[str, Any] = {setting.field: setting.default for setting in SETTINGS}
         settings = Settings(**defaults)
-    return Examination(replace(settings, **places), args.url or _url(settings), wrong)
-
-
-def _url(settings: Settings) -> str:
-    """Where a daemon with these settings serves its metrics; an address without a host means all of them."""
-    address = settings.listen_addresses[0]
-    return f"http://{'127.0.0.1' if address.startswith(':') else ''}{address}{settings.telemetry_path}"
+    return Examination(replace(settings, **places), (args.url,) if args.url else find_urls(settings), wrong)
 
 
 def _print_tables(findings: Iterable[Finding]) -> None:

@@ -9,103 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubenpu.cli.packages import PACKAGES, explain_missing, is_missing
-from kubenpu.config.settings import Settings
-from kubenpu.devices.discovery import Inventory, discover
-from kubenpu.devices.tables import LoadedTables, load_tables
+from kubenpu.cli.doctor_daemon import DAEMON_CHECKS
+from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Check, Examination, Finding
+from kubenpu.cli.packages import PACKAGES, is_missing
 from kubenpu.kernel import bpf
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, OFF, UPROBE, Hook
-from kubenpu.kernel.losses import explain_loss
-from kubenpu.kernel.pins import Pins, read_state
-from kubenpu.kernel.support import UNPREEMPTED, KernelFacts, mechanism_refusal, read_facts
-from kubenpu.model.errors import ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.kernel.pins import read_state
+from kubenpu.kernel.support import UNPREEMPTED, mechanism_refusal
+from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.sample import HookStatus
-from kubenpu.model.view import OPTIONAL_SOURCES
 
 if TYPE_CHECKING:
-    from kubenpu.exporters.scrape import Row
+    pass
 
-OK, WARN, FAIL = "ok", "warn", "fail"
 MACHINES = ("x86_64", "aarch64")
 DRM_MODULE = Path("/sys/module/drm")
 RUNTIME_TIMEOUT_S = 1.0
 _PINNED_MAPS = ("cells", "totals", "losses", "cgroups", "rules", "slots")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the answer. `remedy` is empty when nothing is to be done."""
-
-    check: str
-    found: str
-    needed: str
-    remedy: str = ""
-    status: str = OK
-
-
-class Examination:
-    """Where to look, and what several checks need, read once and only when asked for."""
-
-    def __init__(self, settings: Settings, url: str, settings_error: ConfigError | None = None) -> None:
-        self.settings = settings
-        self.settings_error = settings_error
-        self.url = url
-        self.pins = Pins(settings.pin_directory)
-
-    @cached_property
-    def facts(self) -> KernelFacts:
-        return read_facts()
-
-    @cached_property
-    def tables(self) -> LoadedTables:
-        return load_tables(self.settings.drivers_directory)
-
-    @cached_property
-    def inventory(self) -> Inventory:
-        return discover(self.settings.sysfs, self.tables.tables)
-
-    @cached_property
-    def scrape(self) -> tuple[list[Row], SourceError | None]:
-        try:
-            from kubenpu.exporters.scrape import fetch  # noqa: PLC0415 - what it needs may be missing
-
-            return fetch(self.url), None
-        except ModuleNotFoundError as error:
-            return [], SourceError(*explain_missing(error))
-        except SourceError as error:
-            return [], error
-
-    def values(self, metric: str) -> list[Row]:
-        """Samples of one metric. SourceError when the daemon does not answer."""
-        rows, error = self.scrape
-        if error is not None:
-            raise SourceError("not known: kubenpud does not answer")
-        return [row for row in rows if row.name == metric]
-
-
-Check = Callable[[Examination], Iterable[Finding]]
-
-
-def examine(node: Examination, checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """Every check; one that cannot be done is a finding too."""
-    findings: list[Finding] = []
-    for name, check in checks:
-        try:
-            findings += check(node)
-        except KubeNpuError as error:
-            findings.append(Finding(name, error.cause, "an answer", error.remedy, WARN))
-        except ModuleNotFoundError as error:
-            findings.append(Finding(name, explain_missing(error)[0], "an answer", explain_missing(error)[1], WARN))
-        except OSError as error:
-            remedy = "Run as root to see it" if isinstance(error, PermissionError) else ""
-            findings.append(Finding(name, f"cannot be read: {error.strerror}", "an answer", remedy, WARN))
-    return findings
 
 
 # ---- the kernel ----
@@ -315,60 +239,6 @@ def _runtimes(node: Examination) -> Iterator[Finding]:
             client.close()
 
 
-# ---- the daemon ----
-
-
-def _daemon(node: Examination) -> Iterator[Finding]:
-    rows, error = node.scrape
-    if error is not None:
-        yield Finding("kubenpud", error.cause, f"an answer at {node.url}", error.remedy, FAIL)
-        return
-    if any(r.name == "kubenpu_simulated" and r.value for r in rows):
-        yield Finding("kubenpud", f"a simulated node answers at {node.url}", "the daemon of this node", "", WARN)
-    version = next((r.labels.get("version", "") for r in rows if r.name == "kubenpu_build_info"), "")
-    found = f"version {version}" if version else "something that is not kubenpud"
-    yield Finding("kubenpud", found, f"an answer at {node.url}", "", OK if version else FAIL)
-
-
-def _sources(node: Examination) -> Iterator[Finding]:
-    rows = node.values("kubenpu_source_up")
-    down = [row.labels.get("source", "?") for row in rows if not row.value]
-    remedy = "Run: journalctl -u kubenpud, which has the reasons" if down else ""
-    found = f"no answer from {', '.join(down)}" if down else f"{len(rows)} answer"
-    status = FAIL if set(down) - OPTIONAL_SOURCES else WARN if down else OK
-    yield Finding("sources", found, "every source answers", remedy, status)
-
-
-def _losses(node: Examination) -> Iterator[Finding]:
-    up = {row.labels.get("source"): row.value for row in node.values("kubenpu_source_up")}
-    if not up.get("counters"):
-        yield Finding("losses", "not known: kubenpud has no counters", "an answer", "", WARN)
-        return
-    lost = [row for row in node.values("kubenpu_events_dropped_total") if row.value]
-    found = ", ".join(f"{row.labels.get('reason', '?')}: {row.value:.0f}" for row in lost)
-    remedy = ". ".join(explain_loss(row.labels.get("reason", "?")) for row in lost)
-    yield Finding("losses", found or "none since boot", "none", remedy, WARN if lost else OK)
-
-
-def _names(node: Examination) -> Iterator[Finding]:
-    calls = sum(row.value for row in node.values("kubenpu_unattributed_ioctls"))
-    found = f"{calls:.0f} calls of pods that no container runtime has confirmed" if calls else "every pod is known"
-    remedy = "Name the runtime's socket in identity.cri_sockets if it is not among the runtimes above" if calls else ""
-    yield Finding("names", found, "every pod is known", remedy, WARN if calls else OK)
-
-
-def _balance(node: Examination) -> Iterator[Finding]:
-    every = node.values("kubenpu_attribution_imbalance")
-    if not every:
-        yield Finding("balance", "not known: kubenpud has no counters", "an answer", "", WARN)
-        return
-    rows = [row for row in every if row.value]
-    found = ", ".join(f"{row.labels.get('device', '?')}: {row.value:.0f}" for row in rows)
-    remedy = "Report this with the output of kubenpuctl doctor --json" if rows else ""
-    needed = "every counted call attributed or declared lost"
-    yield Finding("balance", found or "even", needed, remedy, FAIL if rows else OK)
-
-
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("kernel", _kernel),
     ("btf", _btf),
@@ -387,9 +257,5 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("devices", _devices),
     ("driver tables", _tables),
     ("runtime", _runtimes),
-    ("kubenpud", _daemon),
-    ("sources", _sources),
-    ("losses", _losses),
-    ("names", _names),
-    ("balance", _balance),
+    *DAEMON_CHECKS,
 )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.model.errors import ConfigError
+from kubenpu.model.files import read_regular_file
 
-MAX_FILE_BYTES = 1 << 20
 MAX_KEY_CHARACTERS = 200
 _HEADING = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
@@ -43,14 +43,11 @@ class TomlFile:
 def read_toml(path: Path) -> TomlFile | None:
     """None if there is no such file. Raises ConfigError with file and, where known, line."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_regular_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "Make it readable for the daemon's user") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes, which no settings file is")
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "Make it a file that kubenpud may read") from error
     try:
         text = content.decode()
         return TomlFile(path, tomllib.loads(text), find_lines(text))

@@ -19,6 +19,7 @@ from pathlib import Path
 from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
 from kubenpu.model.device import DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
+from kubenpu.model.files import read_regular_file
 from kubenpu.model.kinds import Kind
 from kubenpu.model.sample import CommandTable
 
@@ -26,7 +27,6 @@ _SHIPPED_DIR = Path(__file__).parent / "drivers"  # importlib.resources would be
 OPERATOR_DIR = Path("/etc/kubenpu/drivers.d")
 _SHIPPED = "kubenpu/devices/drivers"
 _CORE_STEM = "core"
-_MAX_FILE_BYTES = 1 << 20
 # In our own files, which tests hold to it: the list of calls and what is said of arguments, up to the next blank line.
 _CALLS = re.compile(r"^(?:ioctl = \[|\[(?:interface\.)?argument\.).*?(?:\n\n|\Z)", re.M | re.S)
 
@@ -193,14 +193,9 @@ def _find_rivals(tables: Iterable[DriverTable]) -> Iterator[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        if not path.is_file():
-            raise ConfigError(f"{path}: not a regular file", "Put a driver table there or remove it")
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_regular_file(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "Make the file readable") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes", "A driver table is a few kilobytes")
+        raise ConfigError(f"{path}: {error.strerror}", "Put a driver table there that can be read") from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

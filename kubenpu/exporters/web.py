@@ -3,17 +3,20 @@
 
 Owns the listening sockets, one thread that accepts and one short-lived thread per connection. The TLS handshake is
 made in the connection's own thread, with a deadline, so that nobody can hold up the others. Refuses more than
-MAX_CONNECTIONS at once: when all places are taken the client gives way that has kept us waiting longest, and when
-nobody does, the new one. Where TLS is configured not a byte is sent without it.
+MAX_CONNECTIONS at once: when all places are taken, the client that has most of them loses the one that has kept us
+waiting for a request longest. The new one is refused when nobody keeps us waiting, or only who has fewer than its own
+client has. Where TLS is configured not a byte is sent without it.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 32
 CHECK_SECONDS = 2.0  # how often the files of an AccessFile are looked at
-PATIENCE_S = 0.5  # so long a client may keep us waiting although others want its place
 
 
 class Connection:
-    """A client's place. Its socket becomes another object in the TLS handshake; cut() may come from any thread."""
+    """A place that `client` has, an address or a user. The socket becomes another object in the TLS handshake; cut()
+    may come from any thread."""
 
     def __init__(self, accepted: socket.socket, client: str) -> None:
         self.socket = accepted
@@ -132,8 +135,8 @@ class WebServer:
             log.warning("cannot accept a connection: %s", error)
             time.sleep(0.1)  # out of file descriptors: the listener stays readable, do not spin on it
             return
-        connection = Connection(accepted, str(address[0]) if isinstance(address, tuple) else "")
-        if not self._has_place():
+        connection = Connection(accepted, str(address[0]) if isinstance(address, tuple) else _user(accepted))
+        if not self._has_place(connection.client):
             self._refuse(connection)
             return
         connection.thread = threading.Thread(target=self._serve, args=(connection,), name="web-request", daemon=True)
@@ -145,17 +148,17 @@ class WebServer:
             self._connections.discard(connection)
             self._refuse(connection)
 
-    def _has_place(self) -> bool:
+    def _has_place(self, client: str) -> bool:
         """Makes one if it can."""
         present = [c for c in list(self._connections) if not c.is_cut]
         if len(present) < MAX_CONNECTIONS:
             return True
-        now = time.monotonic()
-        waits = [(now - since, c) for c in present if (since := c.waiting_since) is not None]
-        longest, connection = max(waits, key=lambda wait: wait[0], default=(0.0, None))
-        if connection is None or longest < PATIENCE_S:
+        places = collections.Counter(c.client for c in present)
+        waits = [((places[c.client], -since), c) for c in present if (since := c.waiting_since) is not None]
+        _, greediest = max(waits, key=lambda wait: wait[0], default=((0, 0.0), None))
+        if greediest is None or places[greediest.client] < places[client]:
             return False
-        connection.cut()
+        greediest.cut()
         return True
 
     def _serve(self, connection: Connection) -> None:
@@ -191,6 +194,12 @@ class WebServer:
                 connection.socket.send(
                     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
                 )
+
+
+def _user(accepted: socket.socket) -> str:
+    """Whom the kernel says the other side of a Unix socket belongs to."""
+    _, user, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return f"user {user}"
 
 
 def _close(connection: socket.socket) -> None:

@@ -8,9 +8,12 @@ curve that this OpenSSL does not have. Sessions are not resumed: every connectio
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 from kubenpu.exporters.web_config import TlsConfig
+from kubenpu.exporters.web_yaml import Text
 from kubenpu.model.errors import ConfigError
+from kubenpu.model.files import read_regular_file
 
 
 def make_context(config: TlsConfig) -> ssl.SSLContext:
@@ -46,35 +49,39 @@ def _set_ciphers(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+    _require_readable(config.cert)
+    _require_readable(config.key)
     try:
         context.load_cert_chain(config.cert.value, config.key.value, password="")  # without it OpenSSL would ask
-    except ssl.SSLError as error:
+    except OSError as error:
         raise ConfigError(
             f"{config.cert.where}: {config.cert.value} and {config.key.value} are no certificate with its key"
             f" ({_reason(error)})",
             "Both have to be PEM, belong together, and the key must not have a passphrase",
         ) from error
-    except OSError as error:
-        raise ConfigError(_unreadable(error, config.cert.where, config.cert.value, config.key.value)) from error
 
 
 def _load_authorities(context: ssl.SSLContext, config: TlsConfig) -> None:
     context.verify_mode = config.client_auth
     if config.client_ca is None:
         return
+    _require_readable(config.client_ca)
     try:
         context.load_verify_locations(config.client_ca.value)
-    except ssl.SSLError as error:
+    except OSError as error:
         text = f"{config.client_ca.where}: no certificate is in {config.client_ca.value} ({_reason(error)})"
         raise ConfigError(text) from error
+
+
+def _reason(error: OSError) -> str:
+    """OpenSSL's, or the system's when a file goes between being looked at and being loaded."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return (reason or "PEM lib").replace("_", " ").lower()
+
+
+def _require_readable(text: Text) -> None:
+    """OpenSSL does not say which file it cannot read, and waits for a pipe forever."""
+    try:
+        read_regular_file(Path(text.value))
     except OSError as error:
-        raise ConfigError(_unreadable(error, config.client_ca.where, config.client_ca.value)) from error
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "PEM lib").replace("_", " ").lower()
-
-
-def _unreadable(error: OSError, where: str, *files: str) -> str:
-    """OpenSSL does not say which of the files it could not read."""
-    return f"{where}: cannot read {' or '.join(files)}: {error.strerror}"
+        raise ConfigError(f"{text.where}: cannot read {text.value}: {error.strerror}") from error

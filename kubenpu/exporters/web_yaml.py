@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kubenpu.model.errors import ConfigError
+from kubenpu.model.files import read_regular_file
 
-MAX_FILE_BYTES = 1 << 20
 _TAG = "tag:yaml.org,2002:"
 _BOOLEANS = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
 
@@ -107,12 +107,9 @@ class Section:
 def read_yaml(path: Path) -> Section:
     """The whole file. Raises ConfigError with file and line; a file that says nothing is an error too."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_regular_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Name another file, or make it readable") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes, which no configuration file is")
     node = _compose(path, content)
     if node is None or node.value == []:
         raise ConfigError(f"{path}:1: nothing is configured", "Take the setting away if that is what you want")

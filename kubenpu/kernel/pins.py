@@ -94,7 +94,7 @@ def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]
         return (), None
     except OSError as e:
         raise _refused("read", run_directory / STATE_NAME, e) from e
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise KernelError(f"{run_directory / STATE_NAME} is damaged ({e})", "Run kubenpu-probe load again") from e
 
 

@@ -41,7 +41,7 @@ def read_names(path: Path, boot_id: str) -> dict[int, Standing]:
         return dict(_standing(row) for row in document["names"])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SourceError(f"cannot use {path}: {type(error).__name__}: {error}", "It is written anew") from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests of the web server (certificates, a protected server) and of those of the daemon."""
+"""Fixtures of the tests of the web server (certificates, a protected server), of the daemon and of the node."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
 from kubenpu.service import daemon
+from kubenpu.service import node as service_node
+from kubenpu.service.node import Node
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.daemon_rig import FakeWatch, Rig
+from tests.fakes.node_world import World
 from tests.fakes.web_client import Client
 
 # No deadline for an example: a busy machine is not a fault.
@@ -115,3 +118,23 @@ def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     if made.node.ringing is not None:
         made.node.ringing.close()
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(tmp_path)
+    monkeypatch.setattr(service_node, "CounterStore", made.open_store)
+    monkeypatch.setattr(service_node, "Resolver", lambda *_arguments, **_options: made.resolver)
+    monkeypatch.setattr(service_node, "Runtimes", lambda _sockets: made)
+    monkeypatch.setattr(service_node, "boot_seconds", lambda: made.now)
+    yield made
+    for node in made.nodes:
+        node.close()
+    assert all(store.closed for store in made.stores)
+
+
+@pytest.fixture
+def node(world: World) -> Node:
+    started = world.start()
+    started.open()
+    return started

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.cli.doctor_checks import CHECKS, FAIL, OK, WARN, Examination, Finding
+from kubenpu.cli.doctor_checks import CHECKS
+from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Examination, Finding
 from kubenpu.cli.main import main
 from tests.fakes.sim_metrics import free_url
 from tests.fakes.sim_plan import DEVICES

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from kubenpu.cli import doctor_checks
-from kubenpu.cli.doctor_checks import CHECKS, FAIL, OK, WARN, Examination, Finding, examine
+from kubenpu.cli.doctor_checks import CHECKS
+from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Examination, Finding, examine
 from kubenpu.config.settings import Settings
 from kubenpu.identity import cri
 from kubenpu.kernel import bpf
@@ -67,7 +68,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def node(settings: Settings) -> Examination:
-    return Examination(settings, "http://127.0.0.1:1/metrics")
+    return Examination(settings, ("http://127.0.0.1:1/metrics",))
 
 
 def findings(node: Examination, check: str) -> list[Finding]:
@@ -257,7 +258,7 @@ def test_unreadable_device_is_named(node: Examination) -> None:
 
 def test_driver_tables(node: Examination) -> None:
     assert one(node, "driver tables").status == OK
-    node = Examination(node.settings, node.url)
+    node = Examination(node.settings, node.urls)
     node.settings.drivers_directory.mkdir()
     for name in ("a.toml", "b.toml"):
         (node.settings.drivers_directory / name).write_text("name = \x1b")
@@ -268,12 +269,12 @@ def test_driver_tables(node: Examination) -> None:
 
 def test_settings(node: Examination) -> None:
     assert one(node, "settings").status == OK
-    broken = Examination(node.settings, node.url, ConfigError("kubenpu.toml: line 3", ""))
+    broken = Examination(node.settings, node.urls, ConfigError("kubenpu.toml: line 3", ""))
     assert (one(broken, "settings").status, one(broken, "settings").found) == (FAIL, "kubenpu.toml: line 3")
 
 
 def at_socket(node: Examination, path: Path) -> Examination:
-    return Examination(replace(node.settings, cri_sockets=(path,)), node.url)
+    return Examination(replace(node.settings, cri_sockets=(path,)), node.urls)
 
 
 def test_runtime_answers(node: Examination, tmp_path: Path) -> None:
@@ -316,7 +317,7 @@ def test_no_runtime(node: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scraped(settings: Settings, text: str, *checks: str) -> list[Finding]:
     with serve_text(text) as url:
-        node = Examination(settings, url)
+        node = Examination(settings, (url,))
         return [one(node, check) for check in checks]
 
 
@@ -353,7 +354,7 @@ def test_somebody_else_answers(settings: Settings) -> None:
 
 
 def test_no_daemon(settings: Settings) -> None:
-    node = Examination(settings, free_url())
+    node = Examination(settings, (free_url(),))
     assert one(node, "kubenpud").status == FAIL
     for check in ("sources", "losses", "balance"):
         assert (one(node, check).status, one(node, check).found) == (WARN, "not known: kubenpud does not answer")

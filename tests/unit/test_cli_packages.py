@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kubenpu.cli import doctor_checks
-from kubenpu.cli.doctor_checks import CHECKS, FAIL, OK, WARN, Examination, Finding, examine
+from kubenpu.cli.doctor_checks import CHECKS
+from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Examination, Finding, examine
 from kubenpu.cli.packages import PACKAGES, Package, explain_missing
 from kubenpu.config.settings import SETTINGS, Settings
 
@@ -18,7 +19,7 @@ from kubenpu.config.settings import SETTINGS, Settings
 @pytest.fixture
 def node() -> Examination:
     defaults: dict[str, Any] = {setting.field: setting.default for setting in SETTINGS}
-    return Examination(Settings(**defaults), "http://127.0.0.1:1/metrics")
+    return Examination(Settings(**defaults), ("http://127.0.0.1:1/metrics",))
 
 
 def one(node: Examination, check: str) -> Finding:

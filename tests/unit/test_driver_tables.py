@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,13 +205,14 @@ def test_bad_files_are_named_and_take_nothing_else_down(tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
     (tmp_path / "large.toml").write_text("#" * (1 << 20) + "\n")
     (tmp_path / "folder.toml").mkdir()
+    os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "gone.toml").symlink_to("nowhere")
     (tmp_path / ".hidden.toml").write_text("nonsense")
     (tmp_path / "README").write_text("nonsense")
     loaded = load_tables(tmp_path)
     assert loaded.by_name("npu9") is not None
     assert len(loaded.tables) == len(load_tables(NOWHERE).tables) + 1
-    bad = ["deep", "folder", "gone", "large", "latin", "syntax"]
+    bad = ["deep", "folder", "gone", "large", "latin", "pipe", "syntax"]
     assert [error.cause.partition(":")[0] for error in loaded.errors] == [f"{tmp_path}/{name}.toml" for name in bad]
     assert "line 1, column 8" in loaded.errors[-1].cause
     assert all(error.remedy for error in loaded.errors)

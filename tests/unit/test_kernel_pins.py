@@ -104,7 +104,9 @@ def test_no_state_before_the_probe_ran(tmp_path: Path) -> None:
         '{"hooks": [{"hook": "drm_ioctl"}], "drm_module": null}',
         '{"hooks": [{"hook": "h", "mechanism": "m", "reason": "", "since_ns": 1, "more": 2}], "drm_module": null}',
         "\udcff",
+        "[" * 100_000,
     ],
+    ids=lambda text: repr(text[:40]),
 )
 def test_a_damaged_state_file_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_NAME).write_text(text, errors="surrogateescape")

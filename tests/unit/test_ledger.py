@@ -198,9 +198,19 @@ def test_names_survive_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "null", "\xff", '{"format": 1}', '{"format": 1, "boot_id": "b", "names": [[1]]}', "{" * 50]
+    [
+        "",
+        "[]",
+        "null",
+        "\xff",
+        '{"format": 1}',
+        '{"format": 1, "boot_id": "b", "names": [[1]]}',
+        "{" * 50,
+        "[" * 100_000,
+    ]
     + [f'{{"format": 1, "boot_id": "b", "names": [{row}]}}' for row in ('["1", null, "pod"]', '[1, null, "x", 1]')]
     + ['{"format": 1, "boot_id": "b", "names": [[1, null, "god", "", "", "", "", "", ""]]}'],
+    ids=lambda text: repr(text[:80]),
 )
 def test_a_damaged_name_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "names.json").write_text(text, encoding="latin-1")

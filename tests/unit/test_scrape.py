@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.exporters.scrape import Row, fetch
+from kubenpu.exporters.scrape import RefusedError, Row, fetch
 from kubenpu.model.errors import SourceError
 from tests.fakes.sim_metrics import free_url, serve_text
 
@@ -124,7 +124,8 @@ def test_http_errors(status: int, phrase: str) -> None:
     with serve_text("# nothing here", status) as url, pytest.raises(SourceError, match=phrase) as caught:
         fetch(url)
     assert url in caught.value.cause
-    assert "systemctl start kubenpud" in caught.value.remedy
+    assert "systemctl start" not in caught.value.remedy
+    assert isinstance(caught.value, RefusedError) is (status == 401)
 
 
 # ---- nothing answers ----

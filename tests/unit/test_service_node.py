@@ -5,44 +5,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from kubenpu.identity.resolve import RETRY_S
 from kubenpu.kernel.pins import STATE_NAME
-from kubenpu.model.device import Visibility
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
 from kubenpu.model.view import View
-from kubenpu.service import node as service_node
 from kubenpu.service.node import NAMES_NAME, Node
-from tests.fakes.node_world import CLAIM, CONFIRMED, FENTRY, POD, POD_PATH, World, owners, source
-from tests.fakes.sim_plan import DEVICES, IGPU
+from tests.fakes.node_world import CLAIM, CONFIRMED, POD, POD_PATH, World, owners, source
+from tests.fakes.sim_plan import DEVICES
 from tests.fakes.sim_sysfs import write_sysfs
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = World(tmp_path)
-    monkeypatch.setattr(service_node, "CounterStore", made.open_store)
-    monkeypatch.setattr(service_node, "Resolver", lambda *_arguments, **_options: made.resolver)
-    monkeypatch.setattr(service_node, "Runtimes", lambda _sockets: made)
-    monkeypatch.setattr(service_node, "boot_seconds", lambda: made.now)
-    yield made
-    for node in made.nodes:
-        node.close()
-    assert all(store.closed for store in made.stores)
-
-
-@pytest.fixture
-def node(world: World) -> Node:
-    started = world.start()
-    started.open()
-    return started
-
 
 # ---- whose it is ----
 
@@ -317,92 +291,3 @@ def test_a_source_is_logged_when_it_changes_not_when_it_lasts(
         node.view()
     said = [record.getMessage() for record in caplog.records if record.name.endswith("service.node")]
     assert said == ["counters: a", "counters: b", "counters: works again", "counters: a"]
-
-
-# ---- the picture ----
-
-
-def test_the_hook_is_as_the_probe_says_while_its_links_are_pinned(world: World, node: Node) -> None:
-    view = node.view()
-    assert view.hooks == (FENTRY,)
-    assert view.counting_since is not None
-    assert "drm_ioctl fentry" in node.summary()
-
-
-@pytest.mark.parametrize("side", ["enter", "exit"])
-@pytest.mark.parametrize("reason", ["", "replaced the program behind the attached hook"])
-def test_a_hook_without_its_links_is_off(world: World, node: Node, side: str, reason: str) -> None:
-    world.load_probe(replace(FENTRY, reason=reason))
-    world.pins.link("drm_ioctl", side).unlink()
-    view = node.view()
-    assert view.hooks == (HookStatus("drm_ioctl", "off", "its pins were removed", FENTRY.since_ns),)
-    assert view.counting_since is None
-    assert "drm_ioctl off (its pins were removed)" in node.summary()
-
-
-def test_a_hook_that_the_probe_left_off_keeps_its_reason(world: World, node: Node) -> None:
-    off = HookStatus("drm_ioctl", "off", "drm is not loaded", 7)
-    world.load_probe(off)
-    for side in ("enter", "exit"):
-        world.pins.link("drm_ioctl", side).unlink()
-    assert node.view().hooks == (off,)
-    assert node.view().counting_since is None
-
-
-def test_a_damaged_state_file_is_the_reason(world: World, node: Node) -> None:
-    (world.settings.run_directory / STATE_NAME).write_text("{")
-    (hook,) = node.view().hooks
-    assert hook.mechanism == "off"
-    assert "is damaged" in hook.reason
-    assert "Run kubenpu-probe load again" in hook.reason
-
-
-def test_a_simulated_node_says_so_everywhere(world: World) -> None:
-    plain = world.start()
-    assert not plain.simulated
-    assert not plain.view().simulated
-    assert "SIMULATED" not in plain.summary()
-    write_sysfs(world.settings.sysfs, DEVICES)
-    node = world.start()
-    assert node.view().simulated
-    assert node.summary().startswith("SIMULATED NODE, ")
-
-
-def test_the_summary_counts_accelerators_as_people_do(world: World, node: Node) -> None:
-    assert node.summary().startswith("0 accelerators, ")
-    write_sysfs(world.settings.sysfs, (IGPU,))
-    node.rescan_devices()
-    assert node.summary().startswith("1 accelerator, ")
-
-
-def test_what_a_driver_lets_one_see(world: World, node: Node) -> None:
-    assert node.visibility("i915") == {}  # nothing was read yet
-    write_sysfs(world.settings.sysfs, DEVICES)
-    node.rescan_devices()
-    assert node.visibility("i915") == {"submit": Visibility.ALWAYS}
-    assert node.visibility("unheard of") == {}
-    assert node.visibility(None) == {}
-
-
-def test_a_run_directory_that_cannot_be_locked_stops_no_daemon(
-    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_sysfs(world.settings.sysfs, DEVICES)
-    (world.settings.run_directory / "rules.lock").mkdir()
-    node.rescan_devices()
-    up, reason = source(node, "devices")
-    assert not up
-    assert "rules.lock" in reason
-
-
-def test_other_runtimes_are_asked_after_a_reload(world: World, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    followed: list[object] = []
-    monkeypatch.setattr(world, "follow", followed.append, raising=False)
-    world.work(world.cgroup())
-    node.resolve()
-    assert any(s.source.startswith("cri:") for s in node.view().sources)
-    for _ in range(2):
-        node.apply(replace(world.settings, cri_sockets=(Path("/run/other.sock"),), retention_seconds=7))
-    assert followed == [(Path("/run/other.sock"),)]
-    assert not any(s.source.startswith("cri:") for s in node.view().sources)
-    assert node._ledger.retention_s == 7

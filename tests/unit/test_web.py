@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
+import os
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from kubenpu.exporters import web, web_request
 from kubenpu.exporters.web import WebServer
-from kubenpu.exporters.web_listen import listen, parse_address
+from kubenpu.exporters.web_listen import parse_address
 from kubenpu.exporters.web_pages import accepts_gzip, node_routes
 from kubenpu.model.errors import ConfigError, SourceError
 from tests.fakes.sim_tally import eventually
@@ -231,7 +232,6 @@ def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch, port:
 def test_whoever_keeps_us_waiting_gives_way(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Half-open connections and unfinished heads cannot hold all places: the one that waits longest loses its own."""
     monkeypatch.setattr(web, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(web, "PATIENCE_S", 0.0)
     idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
     idle[1].sendall(b"GET /metrics HTT")
     for _ in range(20):
@@ -239,6 +239,66 @@ def test_whoever_keeps_us_waiting_gives_way(monkeypatch: pytest.MonkeyPatch, por
     assert idle[0].recv(100) == b""
     for connection in idle:
         connection.close()
+
+
+def test_a_flood_from_one_address_starves_no_other(port: int) -> None:
+    """40 half-open connections, then as many new ones as scrapes: who comes from elsewhere is answered each time."""
+
+    def scrape(client: http.client.HTTPConnection) -> int:
+        client.request("GET", "/metrics")
+        answer = client.getresponse()
+        answer.read()
+        return answer.status
+
+    def elsewhere() -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=("127.0.0.2", 0))
+
+    with contextlib.ExitStack() as stack:
+
+        def flood(count: int) -> None:
+            for _ in range(count):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+
+        flood(40)
+        kept = stack.enter_context(contextlib.closing(elsewhere()))
+        assert scrape(kept) == 200
+        first = kept.sock
+        for _ in range(20):
+            flood(1)
+            with contextlib.closing(elsewhere()) as client:
+                assert scrape(client) == 200
+        assert scrape(kept) == 200
+        assert kept.sock is first
+
+
+def test_who_has_most_places_gets_none_of_others(monkeypatch: pytest.MonkeyPatch, port: int, world: World) -> None:
+    """Who is waited for but has fewer connections keeps them while somebody with many wants more."""
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 3)
+    world.hold = threading.Event()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            busy = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            busy.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        eventually(lambda: len(world.accepts) == 2)
+        idle = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port), timeout=20, source_address=("127.0.0.2", 0))
+        )
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as refused:
+            assert refused.recv(100).startswith(b"HTTP/1.1 503 ")
+        idle.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200 ")
+        world.hold.set()
+
+
+def test_users_of_a_unix_socket_are_told_apart(tmp_path: Path, world: World) -> None:
+    server = WebServer([f"unix:{tmp_path}/s"], node_routes("/metrics", world.render, world.not_ready))
+    server.start()
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"{tmp_path}/s")
+            eventually(lambda: [c.client for c in list(server._connections)] == [f"user {os.getuid()}"])
+    finally:
+        server.stop()
 
 
 def test_a_steady_trickle_is_cut_too(monkeypatch: pytest.MonkeyPatch, port: int, world: World) -> None:
@@ -319,11 +379,6 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_address(text)
-
-
-def test_a_host_name_no_resolver_takes_is_an_error_of_ours() -> None:
-    with pytest.raises(ConfigError, match="cannot listen"):
-        listen("a" * 70 + ".example:80")
 
 
 @pytest.mark.parametrize(

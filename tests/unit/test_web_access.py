@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import threading
 import time
@@ -214,6 +215,24 @@ def test_the_start_needs_a_usable_file(web_file: Path, tmp_path: Path) -> None:
     web_file.write_text(tls_section(missing))
     with pytest.raises(ConfigError, match=f"{web_file}:2: cannot read"):
         AccessFile(web_file)
+
+
+def test_a_pipe_is_an_error_at_once(web_file: Path, issued: Certificate, tmp_path: Path) -> None:
+    """The thread that accepts connections looks at these files: it must not wait for a writer that never comes."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        AccessFile(pipe)
+    for number, text in enumerate(
+        (
+            tls_section(Certificate(pipe, issued.key)),
+            tls_section(Certificate(issued.cert, pipe)),
+            f"{tls_section(issued)}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: {pipe}\n",
+        )
+    ):
+        web_file.write_text(text)
+        with pytest.raises(ConfigError, match=f":{(2, 3, 5)[number]}: cannot read {pipe}: not a regular file"):
+            AccessFile(web_file)
 
 
 def test_what_is_in_force_is_described(web_file: Path, authority: Authority, issued: Certificate) -> None:

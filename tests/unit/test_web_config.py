@@ -228,7 +228,7 @@ def test_unusable_certificates_are_named(tmp_path: Path, server: Certificate) ->
     ):
         with pytest.raises(ConfigError, match=problem) as raised:
             context(tmp_path, Certificate(cert, key))
-        assert str(raised.value).startswith(f"{tmp_path}/web.yml:2: ")
+        assert str(raised.value).startswith(f"{tmp_path}/web.yml:{3 if key == missing else 2}: ")
     for ca, problem in ((missing, "No such file"), (empty, "no certificate is in")):
         with pytest.raises(ConfigError, match=problem) as raised:
             more = f"  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: {ca}\n"

@@ -221,3 +221,8 @@ def test_many_clients_at_once_find_the_queue_long_enough(tmp_path: Path) -> None
         for client in clients:
             client.join(20)
     assert answers == [200] * 20
+
+
+def test_a_host_name_no_resolver_takes_is_an_error_of_ours() -> None:
+    with pytest.raises(ConfigError, match="cannot listen"):
+        listen("a" * 70 + ".example:80")

@@ -102,10 +102,7 @@ def test_unfinished_handshakes_hold_nobody_up(
     assert client.raw(b"\x16\x03\x01\x02\x00\x01") == b""
 
 
-def test_unfinished_handshakes_cannot_take_all_places(
-    serve: Serve, issued: Certificate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(web, "PATIENCE_S", 0.0)
+def test_unfinished_handshakes_cannot_take_all_places(serve: Serve, issued: Certificate) -> None:
     client = serve(tls_section(issued))
     silent = [socket.create_connection(("127.0.0.1", client.port), timeout=20) for _ in range(web.MAX_CONNECTIONS + 5)]
     for _ in range(5):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a file that an operator wrote, whatever is at its place. Holds it open no longer than the reading.
+
+Refuses what is no regular file without waiting for it, as a pipe would have one wait forever, and what is too long.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Raises OSError, with words of ours in `strerror` where the system has none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES} bytes", str(path))
+    return content

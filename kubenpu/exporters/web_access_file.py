@@ -58,7 +58,7 @@ class AccessFile:
             self._reload()
             log.info("%s or what it names changed and is in force: %s", self._path, self.current.describe())
         except ConfigError as error:
-            log.error("%s. What was in force stays.", error)
+            log.error("what was in force stays: %s", error)
 
     def _reload(self) -> None:
         new = self._read()

@@ -2,8 +2,8 @@
 """The head of an HTTP/1 request: from lines to method, path and headers. Pure.
 
 What comes in is whatever a stranger sends. Refused is what two readers could understand differently: folded lines,
-blanks before a colon, a version that is not HTTP/1. Python's http.server is not used: it brings the parsers for mail,
-1.2 MiB, and OpenSSL.
+blanks before a colon, a length that is no number, a version that is not HTTP/1. Python's http.server is not used: it
+brings the parsers for mail, 1.2 MiB, and OpenSSL.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from http import HTTPStatus
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 _VERSION = re.compile(r"HTTP/[0-9]\.[0-9]")
+_ABSOLUTE = re.compile(
+    r"(?i:https?)://[^/?#]*"
+)  # as a client writes that takes us for a proxy; the host is its own affair
+_LENGTH = re.compile(r"[0-9]+")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -37,7 +41,7 @@ class Head:
 
     @property
     def has_body(self) -> bool:
-        return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+        return bool(self.headers.get("content-length", "").strip("0")) or "transfer-encoding" in self.headers
 
     @property
     def is_last(self) -> bool:
@@ -64,4 +68,9 @@ def parse_head(lines: Sequence[bytes]) -> Head:
             raise HeadError(HTTPStatus.BAD_REQUEST, "a header is malformed")
         before = headers.get(name.lower())
         headers[name.lower()] = value.strip() if before is None else f"{before}, {value.strip()}"
+    if not _LENGTH.fullmatch(headers.get("content-length", "0")):
+        raise HeadError(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+    absolute = _ABSOLUTE.match(path)
+    if absolute is not None:
+        path = "/" + path[absolute.end() :].removeprefix("/")
     return Head(method, path, version, headers)

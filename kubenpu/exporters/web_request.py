@@ -192,6 +192,7 @@ class Handler:
             body, encoding = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
         headers = {"Server": "kubenpu", "Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())}
         headers |= {"Content-Type": page.content_type, "Content-Length": str(len(body)), "Content-Encoding": encoding}
+        headers |= {"Vary": "Accept, Accept-Encoding"}
         headers |= {"Connection": "close" if last else "", **(more or {}), **self._site.access().headers}
         lines = [f"HTTP/1.1 {page.status.value} {page.status.phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items() if value]

@@ -88,7 +88,7 @@ class Section:
             if key not in self._asked:
                 near = difflib.get_close_matches(key, self._asked, n=1)
                 place = f"in {self._name}" if self._name else "here"
-                hint = f"Did you mean {near[0]}" if near else f"Known {place}: {', '.join(sorted(self._asked))}"
+                hint = f"Perhaps {near[0]} is meant" if near else f"Known {place}: {', '.join(sorted(self._asked))}"
                 raise ConfigError(f"{where}: unknown key {key[:80]!r} {place}", hint)
 
     def _take(self, key: str) -> tuple[str, Any] | None:

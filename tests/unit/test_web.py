@@ -90,6 +90,7 @@ def test_metrics(port: int, world: World) -> None:
     assert (answer.status, body) == (200, BODY)
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert answer.headers["Content-Encoding"] is None
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
     assert world.accepts == ["text/plain;q=0.5"]
 
 
@@ -163,7 +164,8 @@ def test_a_body_cannot_smuggle_a_second_request(port: int) -> None:
         (b"BREW / HTTP/1.1\r\n\r\n", b" 501 "),
         (b"GET / HTTP/9.9\r\n\r\n", b"505 "),
         (b"\x16\x03\x01\x02\x00\x01\xff\xfe\r\n", b"400 "),
-        (b"GET http://[bad/ HTTP/1.1\r\n\r\n", b" 404 "),
+        (b"GET http://[bad/x HTTP/1.1\r\n\r\n", b" 404 "),
+        (b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b" 400 "),
         (b"GET / HTTP/1.1\r\nBad header\r\n\r\n", b"HTTP/1.1 "),
     ],
 )

@@ -12,13 +12,15 @@ import stat
 from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
+_NULL = os.makedev(1, 3)  # /dev/null, the customary empty file
 
 
 def read_regular_file(path: Path) -> bytes:
     """Raises OSError, with words of ours in `strerror` where the system has none."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NULL:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:

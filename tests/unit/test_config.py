@@ -170,6 +170,13 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
         read_toml(tmp_path)
 
 
+def test_nothing_is_an_empty_file(tmp_path: Path) -> None:
+    """A drop-in is masked by a link to it."""
+    (tmp_path / "kubenpu.toml.d").mkdir()
+    (tmp_path / "kubenpu.toml.d" / "z.toml").symlink_to("/dev/null")
+    assert read(tmp_path, "") == read_settings(parse_daemon_arguments(["--config.file", "/dev/null"]))
+
+
 def test_a_pipe_among_the_settings_is_an_error_at_once(tmp_path: Path) -> None:
     """Opening one waits for a writer, and the thread that reloads would never come back."""
     (tmp_path / "kubenpu.toml.d").mkdir()

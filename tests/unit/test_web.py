@@ -256,17 +256,13 @@ def test_a_flood_from_one_address_starves_no_other(port: int) -> None:
         return http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=("127.0.0.2", 0))
 
     with contextlib.ExitStack() as stack:
-
-        def flood(count: int) -> None:
-            for _ in range(count):
-                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-
-        flood(40)
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
         kept = stack.enter_context(contextlib.closing(elsewhere()))
         assert scrape(kept) == 200
         first = kept.sock
         for _ in range(20):
-            flood(1)
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             with contextlib.closing(elsewhere()) as client:
                 assert scrape(client) == 200
         assert scrape(kept) == 200

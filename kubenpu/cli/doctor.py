@@ -7,6 +7,7 @@ The checks are in doctor_checks.py and doctor_daemon.py, this is the command aro
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -51,10 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _metrics_url(text: str) -> str:
+    if re.fullmatch("unix:/.+:/.*", text):
+        return text
     try:
         parts = urlsplit(text)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        usable = usable or text.startswith("unix:/")
     except ValueError:  # above 65535, or not a number
         usable = False
     if not usable:

@@ -59,10 +59,25 @@ def test_command_goes_on_with_broken_settings(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     "url",
-    ["http://localhost:99999", "http://localhost:x", "http://localhost:0/", "http:///metrics", "ftp://a", "", "["],
+    [
+        "http://localhost:99999",
+        "http://localhost:x",
+        "http://localhost:0/",
+        "http:///metrics",
+        "ftp://a",
+        "",
+        "[",
+        "unix:/s",
+    ],
 )
 def test_an_url_that_nobody_can_ask_is_misuse(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "--url", url])
     assert stopped.value.code == 2
     assert "give one like http" in capsys.readouterr().err
+
+
+def test_an_url_may_be_a_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"unix:{tmp_path}/s:/metrics"
+    main([*arguments(tmp_path), "--url", url])
+    assert f"does not answer at {url}" in capsys.readouterr().out

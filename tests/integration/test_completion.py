@@ -33,7 +33,7 @@ SINGLE = {
     "kubenpu-probe unl": "kubenpu-probe unload ",
     "kubenpu-probe load --mechanism kprobe.": "kubenpu-probe load --mechanism kprobe.multi ",
 }
-COMMANDS = ("devices", "drivers", "whois", "pods", "top", "watch", "doctor")
+COMMANDS = ("devices", "drivers", "whois", "pods", "top", "watch", "report", "doctor")
 
 
 @pytest.fixture(scope="module")

@@ -132,14 +132,14 @@ class CriClient:
     def look(self) -> None:
         """Whether somebody listens, for when there is nothing to ask: no call is made, and nothing is waited for."""
         self._deaf = ""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.setblocking(False)
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.setblocking(False)
                 connection.connect(os.fspath(self.socket))
-            except BlockingIOError:  # somebody does, and has much to do
-                return
-            except OSError as error:
-                self._deaf = f"nobody listens at {self.socket}: {error.strerror or error}"
+        except BlockingIOError:  # somebody does, and has much to do
+            return
+        except OSError as error:
+            self._deaf = f"nobody listens at {self.socket}: {error.strerror or error}"
 
     def version(self, timeout_s: float | None = None) -> RuntimeVersion:
         found = self._call(self._version, b"", _to_version, timeout_s)

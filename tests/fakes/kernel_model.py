@@ -5,10 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Cell, CellMerge, Counts, DeviceTotals, KernelSample
 
 DEVICES = {0: "0000:00:02.0", 1: "0000:00:03.0"}
 SLOTS_MAX = 16
+OWNERS = (
+    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1"),
+    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u2"),
+    Owner(OwnerKind.POD, namespace="shop", pod="db-0", container="main", pod_uid="u3"),
+    Owner(OwnerKind.HOST, unit="ssh.service"),
+    Owner(OwnerKind.UNKNOWN, pod_uid="u4", container_id="c4"),
+)
 
 
 class KernelModel:

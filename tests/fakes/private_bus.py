@@ -10,7 +10,6 @@ import asyncio
 import gc
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,6 +21,7 @@ from kubenpu.exporters.dbus_rights import POLKIT
 from kubenpu.exporters.picture import Pictures
 from tests.fakes.bus_config import POLICY, bus_command
 from tests.fakes.dbus_node import FakeNode
+from tests.fakes.serving import ServingThread
 from tests.fakes.sim_tally import wait_until
 
 NOBODY = 65534
@@ -71,33 +71,16 @@ class PrivateBus:
         return self.busctl("call", "io.kubenpu", "/io/kubenpu", "io.kubenpu.Node1", member, *words, user=user)
 
 
-class Serving:
-    """A DbusServer in a thread of its own, with its loop; ended with the block, which fails when it ended before."""
+class Serving(ServingThread[DbusServer]):
+    """A DbusServer on the bus at `address`."""
 
     def __init__(self, node: FakeNode, address: str) -> None:
+        super().__init__()
         self.node = node
         self._address = address
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="serving")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(DEADLINE_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        ended = self._task.done()
-        self.loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
-        assert not ended
-
-    async def _main(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.server = DbusServer(self.node, Pictures(self.node), self._address, self.node.reload, self.node.usage)
-        self._task = asyncio.create_task(self.server.run())
-        self._started.set()
-        await asyncio.wait([self._task])
+    def make_server(self) -> DbusServer:
+        return DbusServer(self.node, Pictures(self.node), self._address, self.node.reload, self.node.usage)
 
     @property
     def sessions(self) -> list[Session]:

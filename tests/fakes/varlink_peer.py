@@ -7,11 +7,9 @@ checked against the interface definition.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +20,7 @@ from kubenpu.api.varlink import render_idl
 from kubenpu.exporters.picture import Pictures
 from kubenpu.exporters.varlink import VarlinkServer, open_listeners
 from tests.fakes.dbus_node import FakeNode
+from tests.fakes.serving import ServingThread
 
 DEADLINE_S = 30.0
 NODE = "io.kubenpu.Node"
@@ -82,33 +81,16 @@ def encoded(method: str, parameters: object = None, **flags: object) -> bytes:
     return json.dumps(message).encode() + b"\0"
 
 
-class VarlinkServing:
-    """A server in a thread of its own, with its loop; ended with the block, which fails if it ended before."""
+class VarlinkServing(ServingThread[VarlinkServer]):
+    """A VarlinkServer on a socket at `path`."""
 
     def __init__(self, node: FakeNode, path: Path) -> None:
+        super().__init__()
         self.path = path
         self._node = node
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="serving")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(DEADLINE_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        ended = self._task.done()
-        self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
-        assert not ended
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.server = VarlinkServer(self._node, Pictures(self._node), open_listeners(f"unix:{self.path}"))
-        self._task = asyncio.create_task(self.server.run())
-        self._started.set()
-        await asyncio.wait([self._task])
+    def make_server(self) -> VarlinkServer:
+        return VarlinkServer(self._node, Pictures(self._node), open_listeners(f"unix:{self.path}"))
 
     @property
     def connection_count(self) -> int:

@@ -27,19 +27,12 @@ from kubenpu.history.upkeep import Bounds
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.model.device import Device, Visibility
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind, Resolution
+from kubenpu.model.identity import Owner, Resolution
 from kubenpu.model.sample import HookStatus
 from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
-from tests.fakes.kernel_model import DEVICES, KernelModel
+from tests.fakes.kernel_model import DEVICES, OWNERS, KernelModel
 
 RETENTION_S = 100.0
-OWNERS = (
-    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1"),
-    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u2"),
-    Owner(OwnerKind.POD, namespace="shop", pod="db-0", container="main", pod_uid="u3"),
-    Owner(OwnerKind.HOST, unit="ssh.service"),
-    Owner(OwnerKind.UNKNOWN, pod_uid="u4", container_id="c4"),
-)
 PRESENT = tuple(Device(address, "drm", "i915", "i915", None, None, (), "") for address in DEVICES.values())
 FACTS = NodeFacts("1", "n", False, counting_since=0.0, devices=PRESENT)
 BOUNDS = Bounds(retention_days=36500, max_mib=64)

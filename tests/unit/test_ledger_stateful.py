@@ -12,16 +12,9 @@ from kubenpu.ledger.standing import series_owner
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import ZERO, Counts
 from kubenpu.model.view import View
-from tests.fakes.kernel_model import DEVICES, SLOTS_MAX, KernelModel
+from tests.fakes.kernel_model import DEVICES, OWNERS, SLOTS_MAX, KernelModel
 
 RETENTION_S = 10.0
-OWNERS = (
-    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u1"),
-    Owner(OwnerKind.POD, namespace="shop", pod="web-0", container="main", pod_uid="u2"),
-    Owner(OwnerKind.POD, namespace="shop", pod="db-0", container="main", pod_uid="u3"),
-    Owner(OwnerKind.HOST, unit="ssh.service"),
-    Owner(OwnerKind.UNKNOWN, pod_uid="u4", container_id="c4"),
-)
 Series = dict[tuple[Owner, str], tuple[float, Counts]]
 FACTS = NodeFacts("1", "n", False, counting_since=0.0)
 

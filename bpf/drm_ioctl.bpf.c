@@ -20,32 +20,15 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "count.bpf.h"
+#include "jump.bpf.h"
 
-/* enter_body, exit_body: written by the loader, read by the hooks. All programs of one array have one type. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} enter_body SEC(".maps");
-
+/* exit_body: as enter_body, for the hooks at the return. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
 } exit_body SEC(".maps");
-
-/* Always 0, but not to the verifier: a jump with a constant index is patched into the code at every replacement, which
- * stops all CPUs, and emulators with a race in how they see patched code (QEMU before 8.1) then kill the guest. */
-static volatile __u32 body_index;
-
-static __always_inline int enter(void *ctx)
-{
-	bpf_tail_call(ctx, &enter_body, body_index);
-	lose(KNPU_LOST_NO_BODY);
-	return 0;
-}
 
 static __always_inline int leave(void *ctx)
 {

@@ -21,31 +21,16 @@
 #include <linux/ptrace.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include "jump.bpf.h"
 #include "node.bpf.h"
 
-/* enter_body, compat_body: written by the loader, read by the hooks. All programs of one array have one type. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} enter_body SEC(".maps");
-
+/* compat_body: as enter_body, for the hooks of 32-bit calls. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
 } compat_body SEC(".maps");
-
-static volatile __u32 body_index;	/* always 0, but not to the verifier: see drm_ioctl.bpf.c */
-
-static __always_inline int enter(void *ctx)
-{
-	bpf_tail_call(ctx, &enter_body, body_index);
-	lose(KNPU_LOST_NO_BODY);
-	return 0;
-}
 
 static __always_inline int compat(void *ctx)
 {

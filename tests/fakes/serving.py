@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of kubenpud's in a thread of its own, with its loop, for tests that ask it from outside.
 
-Owns the thread and the server from the beginning of the block to its end. Says nothing of what is served: subclasses do.
+Owns the thread and the server from the beginning of the block to its end. What is served, subclasses say.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kubenpu.cli.doctor_daemon import DAEMON_CHECKS
 from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Check, Examination, Finding
@@ -22,9 +21,6 @@ from kubenpu.kernel.pins import read_state
 from kubenpu.kernel.support import UNPREEMPTED, mechanism_refusal
 from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.sample import HookStatus
-
-if TYPE_CHECKING:
-    pass
 
 MACHINES = ("x86_64", "aarch64")
 DRM_MODULE = Path("/sys/module/drm")

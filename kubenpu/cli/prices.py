@@ -20,8 +20,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from kubenpu.model.errors import ConfigError
+from kubenpu.model.files import read_regular_file
 
-MAX_BYTES = 1 << 20
 MOST = Decimal(10**9)
 _REMEDY = "kubenpuctl(1) shows such a file"
 
@@ -41,13 +41,9 @@ class Prices:
 
 def read_prices(path: Path) -> Prices:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise _refused(path, "it is too large")
-        document = tomllib.loads(content.decode(), parse_float=Decimal)
+        document = tomllib.loads(read_regular_file(path).decode(), parse_float=Decimal)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "Name another --price") from error
     except (ValueError, RecursionError) as error:
         raise _refused(path, str(error)) from error
     return parse_prices(path, document)

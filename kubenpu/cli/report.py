@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sum up what was used in a span of time. Lines add up: workloads, what has no name, time that nobody watched, "
         "time that nobody used, and the total. - in a column: that is not known."
     )
-    parser.add_argument("--since", default="7d", metavar="TIME", help="begin: 90m, 24h, 7d, 2w ago, or a date and time")
-    parser.add_argument("--until", default="0m", metavar="TIME", help="end, likewise (default: now)")
+    begin, end = "begin: 90m, 24h, 7d, 2w ago, or a date and time", "end, likewise (default: now)"
+    parser.add_argument("--since", default="7d", type=_time, metavar="TIME", help=begin)
+    parser.add_argument("--until", default="0m", type=_time, metavar="TIME", help=end)
     choices = f"{', '.join(BY)} or {BY_LABEL}KEY"
     parser.add_argument("--by", default="namespace", type=_by, metavar="WHAT", help=f"{choices} (default: namespace)")
     parser.add_argument("--price", type=Path, metavar="FILE", help="prices per device and hour (TOML), for the cost")
@@ -69,6 +70,13 @@ def _by(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{', '.join(BY)} or {BY_LABEL}KEY")
 
 
+def _time(text: str) -> int:
+    try:
+        return parse_time(text, time.time())
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse_time(text: str, now: float) -> int:
     """Unix time, not before the moment that is meant. A date without an offset is this machine's."""
     ago = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
@@ -84,15 +92,14 @@ def parse_time(text: str, now: float) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    now = time.time()
-    since, until = parse_time(args.since, now), parse_time(args.until, now)
+    since, until = args.since, args.until
     if since >= until:
-        raise ConfigError("--since is not before --until")
+        raise ConfigError("--since is not before --until", "Give a begin that is earlier")
     prices = read_prices(args.price) if args.price else None
     with _source(args) as source:
         rows = source.usage(args.by, since, until)
         spans = plan_spans(rows) if args.html else []
-        parts = [(span, source.usage(args.by, *span)) for span in spans]
+        parts = [(span, source.usage(args.by, max(since, span[0]), min(until, span[1]))) for span in spans]
     if not rows:
         print_note("nothing is stored of this time")
     report = make_report(args.by, rows, (since, until), prices)
@@ -137,4 +144,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "Name another --html") from error

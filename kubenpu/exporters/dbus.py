@@ -143,7 +143,7 @@ class DbusServer:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:
             self._worker.shutdown(cancel_futures=True)
-            self._slow_worker.shutdown(cancel_futures=True)
+            self._slow_worker.shutdown(wait=False, cancel_futures=True)  # a report has a deadline; the loop has none
 
     async def _serve(self, begin: float) -> str:
         """One connection from begin to end; returns why it ended."""

@@ -89,19 +89,24 @@ class Pictures:
         self._lock = threading.Lock()
         self._picture: Picture | None = None
         self._read_at = 0.0
+        self._forgotten = 0
 
     def now(self) -> Picture:
         """Raises KubeNpuError when there is no View."""
         with self._lock:
             picture = self._picture
             if picture is None or time.monotonic() - self._read_at > FRESH_S:
+                forgotten = self._forgotten
                 view = self._node.view()
-                picture = self._picture = Picture(view, submit_vendors(view, self._node.visibility))
+                picture = Picture(view, submit_vendors(view, self._node.visibility))
                 self._read_at = time.monotonic()
+                # what changed meanwhile may not be in it
+                self._picture = picture if forgotten == self._forgotten else None
             return picture
 
     def forget(self) -> None:
-        """Something may be different now."""
+        """Something may be different now. Does not wait for a picture that is being made: that one is not kept."""
+        self._forgotten += 1
         self._picture = None
 
     def forget_old(self) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,12 @@ class Listener:
                 return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             case name:
                 return f"{UNIX}{name}"
+
+
+def peer_user(accepted: socket.socket) -> int:
+    """The user id that the kernel says the other side of a Unix socket belongs to."""
+    credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def listen_unix(path: Path, mode: int) -> Listener:

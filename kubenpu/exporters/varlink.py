@@ -14,7 +14,6 @@ import collections
 import contextlib
 import logging
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import TypeVar
 
 from kubenpu.api.varlink import CALL_S, MAX_CALL_BYTES, MAX_CONNECTIONS, PATIENCE_S, TAKE_S
 from kubenpu.exporters.picture import FRESH_S, NodePort, Picture, Pictures
-from kubenpu.exporters.sockets import UNIX, Listener, listen_unix, passed_listeners
+from kubenpu.exporters.sockets import UNIX, Listener, listen_unix, passed_listeners, peer_user
 from kubenpu.exporters.varlink_calls import Answers, Call, MalformedError
 from kubenpu.model.errors import SourceError
 
@@ -78,8 +77,7 @@ class Connection:
     def __init__(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         self.socket = accepted
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, self.user, _ = struct.unpack("3i", credentials)
+        self.user = peer_user(accepted)
         self._unread = bytearray()
 
     async def read(self) -> bytes | None:

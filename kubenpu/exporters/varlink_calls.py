@@ -136,6 +136,8 @@ class Answers:
             call.replies = iter([json.dumps(InvalidParameter(wrong), cls=VarlinkEncoder).encode()])
         else:
             checked = {"method": request.method, "parameters": request.parameters, "more": request.more}
+            method = METHODS.get(request.method)
+            call.streams = request.more and method is not None and method.more
             call.replies = self._service.handle(json.dumps(checked).encode(), _request=call)
         return call
 
@@ -170,7 +172,6 @@ class Answers:
     ) -> Iterator[dict[str, Any]]:
         if not _more:
             raise VarlinkError({"error": api.EXPECTED_MORE, "parameters": {}})
-        _request.streams = True
         interval_s, selected, cursor = interval_seconds or api.SHORTEST_INTERVAL_S, _filter(wanted), 0
         with self.changes.watched():
             while True:

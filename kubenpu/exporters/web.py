@@ -16,14 +16,13 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kubenpu.exporters import web_request
-from kubenpu.exporters.sockets import Listener
+from kubenpu.exporters.sockets import Listener, peer_user
 from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_auth import PasswordCheck
 from kubenpu.exporters.web_listen import open_listeners
@@ -135,7 +134,8 @@ class WebServer:
             log.warning("cannot accept a connection: %s", error)
             time.sleep(0.1)  # out of file descriptors: the listener stays readable, do not spin on it
             return
-        connection = Connection(accepted, str(address[0]) if isinstance(address, tuple) else _user(accepted))
+        client = str(address[0]) if isinstance(address, tuple) else f"user {peer_user(accepted)}"
+        connection = Connection(accepted, client)
         if not self._has_place(connection.client):
             self._refuse(connection)
             return
@@ -194,12 +194,6 @@ class WebServer:
                 connection.socket.send(
                     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
                 )
-
-
-def _user(accepted: socket.socket) -> str:
-    """Whom the kernel says the other side of a Unix socket belongs to."""
-    _, user, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return f"user {user}"
 
 
 def _close(connection: socket.socket) -> None:

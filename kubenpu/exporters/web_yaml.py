@@ -78,7 +78,7 @@ class Section:
         if found is None:
             return None
         where, node = found
-        if node.id != "scalar" or node.tag != _TAG + "bool":
+        if node.id != "scalar" or node.tag != _TAG + "bool" or node.value.lower() not in _BOOLEANS:
             raise ConfigError(f"{where}: {self._full(key)} has to be true or false")
         return _BOOLEANS[node.value.lower()]
 

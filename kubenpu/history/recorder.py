@@ -7,6 +7,7 @@ doubles nothing. Times of day are the wall's; durations are CLOCK_BOOTTIME's, wh
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -48,7 +49,7 @@ class Recorder:
             self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is None or not self._path.exists():
+        if self._connection is None or not os.path.exists(self._path):  # noqa: PTH110 - Path.exists() raises what it does not expect
             self.close()
             self._connection = open_for_writing(self._path)
         return self._connection

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kubenpu.history.schema import DEVICE, UNATTRIBUTED, explained, open_for_reading
+from kubenpu.history.schema import DEVICE, READ_REMEDY, UNATTRIBUTED, explained, open_for_reading
 from kubenpu.model.errors import SourceError
-from kubenpu.model.usage import BY, BY_LABEL, Part, UsageRow
+from kubenpu.model.usage import BY, BY_LABEL, PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
 
-MAX_ROWS = 4096
 _CHECK_EVERY = 20_000  # instructions of SQLite's machine, some milliseconds
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "namespace": ("namespace",),
@@ -46,11 +45,11 @@ def check_by(by: str) -> str:
 
 
 def read_usage(
-    path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = MAX_ROWS
+    path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = 4096
 ) -> list[UsageRow]:
     """Rows by device, for each of them the device first, then what is unattributed, then the groups."""
     check_by(by)
-    with explained(path), _reading(path, deadline_s) as connection:
+    with explained(path, READ_REMEDY), _reading(path, deadline_s) as connection:
         low, high = (int(min(max(each, 0.0), 1e12) * 1000) for each in (since, until))
         extent = "SELECT MIN(start_ms), MAX(end_ms) FROM interval WHERE end_ms > ? AND end_ms <= ?"
         begin_ms, end_ms = connection.execute(extent, (low, high)).fetchone()
@@ -71,7 +70,7 @@ def read_usage(
 
 def _fits(part: Part, measure: str) -> bool:
     """Device time is divided among workloads; that there was a device is said of devices."""
-    return not measure.startswith(("present_", "unwatched_") if part is not Part.DEVICE else "share_")
+    return measure not in ((SHARE_MS,) if part is Part.DEVICE else (PRESENT_MS, UNWATCHED_MS))
 
 
 def _sum_up(

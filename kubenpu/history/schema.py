@@ -68,13 +68,15 @@ MIGRATIONS: tuple[str, ...] = (_TABLES,)
 
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
+READ_REMEDY = "Name a history that kubenpud wrote"
+
 
 class CorruptError(SourceError):
     """The file is no database, or not a sound one."""
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, remedy: str = "What was counted is stored when it can be written again") -> Iterator[None]:
     """Turns errors of SQLite, and of values that it does not take, into ours."""
     try:
         yield
@@ -84,8 +86,8 @@ def explained(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", None) or type(error).__name__
         cause = f"{path}: {error} ({name})"
         if name.startswith(_CORRUPT):
-            raise CorruptError(cause) from error
-        raise SourceError(cause, "What was counted is stored when it can be written again") from error
+            raise CorruptError(cause, remedy) from error
+        raise SourceError(cause, remedy) from error
 
 
 def open_for_writing(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Connection:
@@ -107,9 +109,15 @@ def open_for_writing(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqli
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Changes nothing. Raises SourceError when there is no history."""
-    if not path.exists():
-        raise SourceError(f"there is no history at {path}", "kubenpud writes it, unless history.enabled is false")
-    with explained(path):
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"there is no history at {path}", "kubenpud writes it, unless history.enabled is false"
+        ) from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", "Run as root to see it") from error
+    with explained(path, READ_REMEDY):
         escaped = re.sub(r"[%?#]", lambda found: f"%{ord(found[0]):02x}", str(path.absolute()))
         name = f"file:{escaped}?mode=ro"
         connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, uri=True)

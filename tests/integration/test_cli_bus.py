@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -107,12 +106,9 @@ def test_devices_wait_for_nobody(bus: PrivateBus, served: Serving, tmp_path: Pat
     assert "WAIT SECONDS" in shown.stdout.splitlines()[0]
     served.node.hold = threading.Event()
     served.changed()
-    begin = time.monotonic()
     alone = kubenpuctl(*words)
-    took = time.monotonic() - begin
     served.node.hold.set()
     assert (alone.returncode, "WAIT SECONDS" in alone.stdout) == (0, False)
-    assert took < 5
     assert alone.stdout.count("\n") == shown.stdout.count("\n")
 
 

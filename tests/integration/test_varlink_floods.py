@@ -7,7 +7,6 @@ import contextlib
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,11 +55,10 @@ def peer_of(user: int, serving: VarlinkServing) -> Peer:
         os.seteuid(0)
 
 
-def assert_served(serving: VarlinkServing, within_s: float = DEADLINE_S) -> None:
-    begin = time.monotonic()
+def assert_served(serving: VarlinkServing) -> None:
+    """Peer gives up after DEADLINE_S."""
     with serving.peer() as peer:
         assert peer.ask("GetInfo")["parameters"]["nodeName"] == "node-1"
-    assert time.monotonic() - begin < within_s
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_a_flood_of_calls_leaves_others_their_turn(serving: VarlinkServing) -> N
     try:
         eventually(serving.server._outlet.room.locked)
         for _ in range(5):
-            assert_served(serving, within_s=5)
+            assert_served(serving)
     finally:
         stop.set()
         for client in clients:

@@ -8,6 +8,7 @@ import html.parser
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,6 +130,12 @@ def test_notes_tell_what_is_not_known() -> None:
 # ---- prices ----
 
 
+def test_a_pipe_of_prices_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "prices.toml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_prices(tmp_path / "prices.toml")
+
+
 def test_prices_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
     file.write_text('currency = "€"\n[price]\ndefault = 1.20\ndriver.xe = 0.8\ndevice."0000:00:02.0" = 2\n')
@@ -194,6 +201,14 @@ def test_no_document_is_a_surprise(document: object) -> None:
 )
 def test_times(text: str, unix: int) -> None:
     assert parse_time(text, 1_000_000.5) == unix
+
+
+@pytest.mark.parametrize("option", ["--since", "--until", "--by"])
+def test_a_wrong_argument_is_misuse(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["report", option, "xx"])
+    assert caught.value.code == 2
+    assert option in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-1d", "1y", "yesterday", "9999999d", "@-1", "2026-13-01", "7d "])
@@ -342,7 +357,7 @@ def test_command_says_when_nothing_is_stored(rig: Rig, capsys: pytest.CaptureFix
     assert "1970-01-01T00:00:01Z" in captured.out
 
 
-@pytest.mark.parametrize("words", [["--since", "@5", "--until", "@5"], ["--since", "soon"], ["--price", "/none"]])
+@pytest.mark.parametrize("words", [["--since", "@5", "--until", "@5"], ["--price", "/none"]])
 def test_command_refuses(rig: Rig, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(rig, *words) == 1
     assert capsys.readouterr().out == ""

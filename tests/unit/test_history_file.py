@@ -207,3 +207,17 @@ def test_a_question_that_takes_too_long_or_has_too_many_answers(rig: Rig, monkey
         report.read_usage(rig.path, "pod", 0, 1e11, deadline_s=0)
     with pytest.raises(SourceError, match="summed up by weather"):
         report.read_usage(rig.path, "weather", 0, 1e11, deadline_s=60)
+
+
+def test_a_history_that_cannot_be_looked_at_is_an_error_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match="Not a directory") as caught:
+        schema.open_for_reading(tmp_path / "file" / "usage.db")
+    assert caught.value.remedy
+
+
+def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "usage.db").write_text("no database, but long enough to look like one\n" * 40)
+    with pytest.raises(CorruptError) as caught:
+        schema.open_for_reading(tmp_path / "usage.db")
+    assert caught.value.remedy == schema.READ_REMEDY

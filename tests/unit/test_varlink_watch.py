@@ -95,6 +95,14 @@ def test_the_table_lives_while_somebody_watches() -> None:
     assert not watched.answers.changes._watching
 
 
+def test_who_goes_before_the_first_reply_is_known_to_watch() -> None:
+    """A connection may end while that reply is being made."""
+    answers = Watched().answers
+    assert answers.begin(encoded("Watch", more=True)[:-1]).streams
+    assert not answers.begin(encoded("Watch")[:-1]).streams
+    assert not answers.begin(encoded("GetInfo", more=True)[:-1]).streams
+
+
 def test_watch_ends_when_the_view_cannot_be_had() -> None:
     watched = Watched()
     watched.next()

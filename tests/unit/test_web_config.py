@@ -123,6 +123,7 @@ ALICE = "basic_auth_users:\n  alice: "
         (TLS + "  curve_preferences: [X25519, CurveP256]\n", 4, "single curve"),
         (TLS + "  curve_preferences: [secp224r1]\n", 4, "a curve cannot be"),
         ("http_server_config:\n  http2: 1\n", 2, "true or false"),
+        ("http_server_config:\n  http2: !!bool maybe\n", 2, "true or false"),
         ("http_server_config:\n  headers:\n    Set-Cookie: a\n", 3, "unknown key 'Set-Cookie'"),
         ("http_server_config:\n  headers:\n    X-Frame-Options: allow\n", 3, "Known: deny, sameorigin"),
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\r\\nb: c"\n', 3, "text in one line"),

@@ -94,7 +94,7 @@ def test_unfinished_handshakes_hold_nobody_up(
     eventually(lambda: threading.active_count() >= before + 10)
     begin = time.monotonic()
     assert client.ask().status == 200
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < web_request.TIMEOUT_S
     for connection in silent:
         connection.close()
     eventually(lambda: threading.active_count() == before)

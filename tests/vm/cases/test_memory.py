@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def test_memory_with_every_interface_and_pods_named(runtime: Runtime, virtio: Dr
         _ask(
             "busctl", "call", "io.kubenpu", "/io/kubenpu", "io.kubenpu.Node1", "GetUsage", "stt", "pod", "0", str(2**33)
         )
-        if shutil.which("varlinkctl"):
+        if Path("/run/kubenpu/io.kubenpu.Node").exists():
             _ask("varlinkctl", "call", "/run/kubenpu/io.kubenpu.Node", "io.kubenpu.Node.GetCounters", "{}")
         for _ in range(20):
             service.rows()

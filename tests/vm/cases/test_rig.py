@@ -146,4 +146,3 @@ def test_times(runtime: Runtime, virtio: DrmDevice) -> None:
             assert pod.run(f"short-{number}", args, devices=[virtio.render]).wait() == 0
         done = time.monotonic()
     print(f"pod {started - began:.2f} s, container {(done - started) / 5:.2f} s, end {time.monotonic() - done:.2f} s")
-    assert done - began < 120

@@ -113,7 +113,7 @@ struct knpu_alloc {
 /* slots[device slot]: which device a slot stands for. Written and read by user space only. */
 struct knpu_slot {
 	__u64 since_ns;
-	__u32 hooks;		/* those that have counted for it since boot, a bit each */
+	__u32 hooks;		/* those that a rule was written for since boot, a bit each */
 	__u32 pad;
 	__u8 address[112];
 };

@@ -117,7 +117,10 @@ def _owner(sysfs: Path, place: Path, interface: Interface) -> Path | None:
     """The device behind a node, None when the interface is not for it. A VFIO group's is the accelerator in it."""
     if _PASSED_THROUGH in interface.uevent_drivers:
         group = sysfs / "kernel/iommu_groups" / place.name / "devices"
-        found = sorted(group.iterdir()) if group.is_dir() else [read_owner(place)]
+        try:
+            found = sorted(group.iterdir())
+        except OSError:  # no group, or gone meanwhile
+            found = [read_owner(place)]
         return next((Path(os.path.realpath(each)) for each in found if _is_accelerator(each)), None)
     if read_bus(place) == "accel":
         return place  # a control node: its calls end unseen, which must not take the errors of the device along

@@ -162,14 +162,12 @@ class CriClient:
 
     def sandbox_of_pod(self, pod_uid: str, timeout_s: float | None = None) -> SandboxInfo | None:
         """A sandbox of the pod with this UID (all its sandboxes have the same names), None when there is none."""
-        selector = write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, pod_uid))
-        found = self._call(self._sandboxes, write_bytes(1, selector), _to_sandboxes, timeout_s)
+        found = self._call(self._sandboxes, _of_pod(pod_uid), _to_sandboxes, timeout_s)
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
 
     def pod_labels(self, pod_uid: str, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, str] | None:
         """Labels and annotations with these keys of a pod, a label before an annotation; None: it has no such pod."""
-        selector = write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, pod_uid))
-        found = self._call(self._sandboxes, write_bytes(1, selector), lambda m: _to_labels(m, pod_uid, keys), timeout_s)
+        found = self._call(self._sandboxes, _of_pod(pod_uid), lambda m: _to_labels(m, pod_uid, keys), timeout_s)
         return next(iter(found or ()), None)
 
     def close(self) -> None:
@@ -313,6 +311,11 @@ def _to_container(answer: Message) -> ContainerInfo:
         pod=clean_name(labels.get(POD_NAME_LABEL, ""), POD_MAX),
         pod_uid=clean_name(labels.get(POD_UID_LABEL, ""), POD_MAX),
     )
+
+
+def _of_pod(uid: str) -> bytes:
+    """A request for the sandboxes of one pod."""
+    return write_bytes(1, write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, uid)))
 
 
 def _to_sandboxes(answer: Message) -> list[SandboxInfo]:

@@ -135,9 +135,9 @@ class Map:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def lookup(self, key: bytes, size: int | None = None) -> bytes | None:
-        """The value of `key`, None when there is no such entry. `size` for per-CPU maps: all CPUs' values in a row."""
-        value = ctypes.create_string_buffer(size or self.shape.value_size)
+    def lookup(self, key: bytes) -> bytes | None:
+        """The value of `key`, None when there is no such entry."""
+        value = ctypes.create_string_buffer(self.shape.value_size)
         if library().bpf_map_lookup_elem(self.fd, key, value) < 0:
             if ctypes.get_errno() == errno.ENOENT:
                 return None

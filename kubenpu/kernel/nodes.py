@@ -40,12 +40,14 @@ class NodeRules:
         whole: dict[int, bool] = {}
         refused = []
         for rule in rules:
+            block1 = self._block(rule.major, blocks)
+            if block1:  # so that calls of what is refused below are declared lost, unless others share the major
+                whole[rule.major] = whole.get(rule.major, True) and rule.whole
             first1 = self._place(rule.tables, taken)
-            if first1 is None or rule.minor >= layout.BLOCK_MINORS or not self._block(rule.major, blocks):
+            if first1 is None or rule.minor >= layout.BLOCK_MINORS or not block1:
                 refused.append(rule)
                 continue
             wanted[rule.major, rule.minor] = rule.slot + 1 | first1 << 32
-            whole[rule.major] = whole.get(rule.major, True) and rule.whole
         self._apply(wanted, whole, blocks)
         return refused
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kubenpu.kernel.hooks import Hook
 from kubenpu.kernel.layout import ABI
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
@@ -38,6 +39,10 @@ class Pins:
 
     def link(self, hook: str, side: str) -> Path:
         return self.root / f"{hook}_{side}_link"
+
+    def attached(self, hook: Hook) -> bool:
+        """Whether all sides of the hook that every kernel has are pinned."""
+        return all(self.link(hook.name, side).exists() for side in hook.required)
 
     def program(self, hook: str, side: str) -> Path:
         return self.root / f"{hook}_{side}_prog"
@@ -103,7 +108,10 @@ def claim(directory: Path) -> int:
 
     Raises KernelError while another process has it: two that fold the same cells would lose counts.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        raise KernelError(f"cannot open {directory}: {e.strerror}", "Start kubenpu-probe (kubenpu-probe load)") from e
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -84,7 +84,6 @@ class CounterStore:
         self._known: dict[int, CgroupRecord] = {}
         self.bell = bpf.Bell(self._maps["announce"])
         self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
-        self._recover()
 
     def _check_shapes(self) -> None:
         for name, kind in _SHAPES.items():
@@ -120,7 +119,7 @@ class CounterStore:
         return found
 
     def slot_hooks(self) -> dict[int, tuple[str, ...]]:
-        """Device slot -> the hooks that have counted for it since boot."""
+        """Device slot -> the hooks that a rule was written for since boot."""
         found = {}
         for slot in self.slots():
             (bits,) = struct.unpack_from("=I", self._slots, _hooks_offset(slot))
@@ -251,8 +250,7 @@ class CounterStore:
 
     def hook_attached(self, name: str) -> bool:
         """Whether all sides of this hook that every kernel has are pinned."""
-        hook = next(h for h in HOOKS if h.name == name)
-        return all(self._pins.link(name, side).exists() for side in hook.required)
+        return self._pins.attached(next(hook for hook in HOOKS if hook.name == name))
 
     # ---- merging and freeing ----
 
@@ -281,7 +279,8 @@ class CounterStore:
             free_cell(self._cells, self._words, entry.source)
         self._set_journal(0)
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
+        """Finishes the merge that a killed process had begun. For the one who has the claim: another may be merging."""
         entry = layout.Journal.from_buffer_copy(self._journal)
         if entry.valid:
             self._finish_merge(entry)

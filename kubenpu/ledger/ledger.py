@@ -20,8 +20,6 @@ from kubenpu.model.identity import Resolution
 from kubenpu.model.sample import CellMerge, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 
-DEFAULT_RETENTION_S = 600.0
-
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

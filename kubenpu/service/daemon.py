@@ -244,7 +244,7 @@ class Daemon:
 
     def _resolve(self) -> float:
         wait = self._node.resolve()
-        return IDLE_SECONDS if wait is None else wait
+        return IDLE_SECONDS if wait is None else min(wait, IDLE_SECONDS)
 
     def _tell_systemd(self) -> None:
         status = "; ".join(filter(None, (self._node.summary(), self._reload_trouble)))

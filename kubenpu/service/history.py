@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history beside the daemon: takes a picture of the node once a minute, stores it, and answers what was used when.
 
-Owns the recorder, which only the worker thread uses. A history that cannot be written is a source that is down and
+Owns the recorder, which one thread at a time uses. A history that cannot be written is a source that is down and
 stops nothing: what is not stored today is part of what is stored next. SQLite is imported when there is a history.
 """
 

@@ -125,6 +125,7 @@ class Node:
             except KernelError:
                 store.close()
                 raise
+            store.recover()
             self._store, self._store_pin = store, pin
             if self._inventory is not None:
                 apply_rules(self._store, self._inventory, self._settings.run_directory)

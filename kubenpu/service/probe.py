@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kubenpu import __version__
@@ -72,7 +72,12 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
             if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
                 attach.make_maps(request, facts, messages)
         has_nodes = _write_rules(settings)
-        hooks = tuple(_load_hook(r, facts, messages, r.hook is DRM_IOCTL or has_nodes) for r in requests)
+        last = {status.hook: status for status in before}
+        needed = {request.hook.name: request.hook is DRM_IOCTL or has_nodes for request in requests}
+        hooks = tuple(
+            _load_hook(request, facts, messages, needed[request.hook.name], last.get(request.hook.name))
+            for request in requests
+        )
         write_state(settings.run_directory, hooks, _drm_module())
     return hooks
 
@@ -92,8 +97,11 @@ def _request(
     return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
 
 
-def _load_hook(request: attach.LoadRequest, facts: KernelFacts, messages: Messages, needed: bool) -> HookStatus:
-    """What is not needed is taken off. A hook that fails takes the first one, drm_ioctl, not down."""
+def _load_hook(
+    request: attach.LoadRequest, facts: KernelFacts, messages: Messages, needed: bool, last: HookStatus | None
+) -> HookStatus:
+    """What is not needed is taken off. Once its maps are there, a hook that fails takes the first one, drm_ioctl, not
+    down; one whose code could not be replaced goes on with what it had."""
     hook = request.hook
     if not needed:
         attach.detach(request.pins, hook)
@@ -104,6 +112,8 @@ def _load_hook(request: attach.LoadRequest, facts: KernelFacts, messages: Messag
         if hook is DRM_IOCTL:
             raise
         log.error("kubenpu-probe: %s: %s", hook.name, e)
+        if last is not None and request.pins.attached(hook):
+            return replace(last, reason=f"its program was not replaced: {e.cause.splitlines()[0]}")
         return HookStatus(hook.name, OFF, e.cause.splitlines()[0], request.since_ns)
 
 

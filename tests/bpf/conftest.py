@@ -78,6 +78,7 @@ class Hooked:
 
     def open(self) -> CounterStore:
         store = CounterStore(self.pins.directory)
+        store.recover()
         self.stores.append(store)
         return store
 

@@ -23,16 +23,16 @@ from tests.bpf.conftest import RENDER, SUBMIT, Hooked, cells_by_cgroup, cgroup_i
 def test_replacing_the_object_under_load_is_exact(hooked: Hooked) -> None:
     store = hooked.ready()
     place = hooked.cgroup("load")
-    flood = hooked.start(RENDER, command(SUBMIT), 300_000, 4, 7, cgroup=place)
+    flood = hooked.start(RENDER, command(SUBMIT), 900_000, 4, 7, cgroup=place)
     swaps = 0
     while flood.poll() is None and swaps < 50:
         assert hooked.load() == "uprobe"
         swaps += 1
     tally = finish(flood)
-    assert swaps >= 5
+    assert swaps >= 3
     counts = cells_by_cgroup(store.read())[cgroup_id(place)].counts
-    assert counts.calls[Kind.SUBMIT] == tally == 1_200_000
-    assert counts.errors[Kind.SUBMIT] == 4 * (300_000 // 7)
+    assert counts.calls[Kind.SUBMIT] == tally == 3_600_000
+    assert counts.errors[Kind.SUBMIT] == 4 * (900_000 // 7)
     assert set(store.read().losses.values()) == {0}
 
 
@@ -120,6 +120,18 @@ def _merge_dying_at(store: CounterStore, merge: CellMerge, dies_at: int, monkeyp
     finally:
         monkeypatch.undo()
     return begun
+
+
+def test_only_who_has_the_claim_finishes_a_merge(hooked: Hooked) -> None:
+    """Whoever else opens the maps may find a merge of somebody who is at work."""
+    store = hooked.ready()
+    begun = layout.Journal(1, 4711, layout.DEVICE_SLOTS, 0, layout.Cell(slot1=1))
+    store._journal[: ctypes.sizeof(begun)] = bytes(begun)
+    other = CounterStore(hooked.pins.directory)
+    other.close()
+    assert bytes(store._journal[: ctypes.sizeof(begun)]) == bytes(begun)
+    store.recover()
+    assert bytes(store._journal[:8]) == bytes(8)
 
 
 def test_recovery_does_not_free_a_cell_that_was_claimed_again(hooked: Hooked) -> None:

@@ -132,6 +132,14 @@ def test_what_does_not_fit_is_refused_and_the_rest_counts(hooked: Hooked) -> Non
     assert calls(store, 0) == {Kind.MAP: 3}
 
 
+def test_what_is_refused_of_a_major_is_declared_lost(hooked: Hooked) -> None:
+    store = ready(hooked, [])
+    far = rule(layout.BLOCK_MINORS, 0)
+    assert store.write_nodes([far]) == [far]
+    hooked.run(MAJOR << 20 | layout.BLOCK_MINORS, GASKET << 8 | 8, 6, 1)
+    assert store.read().losses["device_unknown"] == 6
+
+
 def test_tables_are_shared_and_given_back(hooked: Hooked) -> None:
     store = ready(hooked, [rule(minor, 0, TABLES) for minor in range(layout.TABLES)])
     for value in range(60):

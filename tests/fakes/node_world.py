@@ -56,7 +56,7 @@ class FakeStore:
             raise KernelError("no counters are pinned", "Start kubenpu-probe")
         self._pins = Pins(directory)
         self.bell = FakeBell()
-        self.closed, self.failing = False, ""
+        self.closed, self.recovered, self.failing = False, False, ""
         self.cells: list[Cell] = []
         self.records: dict[int, CgroupRecord] = {}
         self.addresses: dict[int, str] = {}
@@ -65,6 +65,9 @@ class FakeStore:
         self.merges: list[CellMerge] = []
         self.forgotten: list[int] = []
         self.searches, self.slots_max = 0, 8192
+
+    def recover(self) -> None:
+        self.recovered = True
 
     def close(self) -> None:
         self.closed = True

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,21 @@ def test_groups_of_vfio_count_when_an_accelerator_is_in_them(
     assert ({GPU, "vfio"} if counted else set()) == set(found)
     if counted:
         assert shown(found[GPU]) == ("vfio-pci", "vfio-pci", ["vfio/12 235:0"])
+
+
+def test_a_group_that_goes_while_it_is_looked_at(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.node("12", "235:0", "vfio", devname="vfio/12")
+    members = machine.sysfs / "kernel/iommu_groups/12/devices"
+    members.mkdir(parents=True)
+    there = Path.iterdir
+
+    def gone(path: Path) -> Iterator[Path]:
+        if path == members:
+            raise FileNotFoundError(errno.ENOENT, "gone", str(path))
+        return there(path)
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert machine.devices() == {}
 
 
 def test_heaps_alone_are_no_accelerators(machine: Machine) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel.pins import STATE_NAME, Pins, locked, read_state, write_state
+from kubenpu.kernel.pins import STATE_NAME, Pins, claim, locked, read_state, write_state
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
 from tests.fakes.sim_tally import wait_until
@@ -38,6 +38,12 @@ def test_pins_have_names_that_bpffs_allows_and_that_differ(tmp_path: Path) -> No
     assert len(set(paths)) == 5
     assert {path.parent for path in paths} == {pins.root}
     assert not any("." in path.name for path in paths)
+
+
+def test_nothing_can_be_claimed_where_no_pins_are(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="cannot open") as caught:
+        claim(tmp_path / "gone")
+    assert "kubenpu-probe load" in caught.value.remedy
 
 
 def test_pins_are_made_and_removed_with_their_directories(tmp_path: Path) -> None:

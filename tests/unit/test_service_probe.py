@@ -279,6 +279,24 @@ def test_the_second_hook_fails_alone(machine: Machine, errors: Errors, monkeypat
     assert (first.mechanism, second.mechanism, second.reason) == ("kprobe", "off", "the verifier said no")
 
 
+def test_a_second_hook_that_cannot_be_replaced_goes_on(
+    machine: Machine, errors: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "has_char_nodes", lambda _inventory: True)
+    assert machine.probe("load") == 0
+    for side in FILE_IOCTL.required:
+        machine.pins.link(FILE_IOCTL.name, side).touch()
+
+    def refuse(request: LoadRequest, facts: KernelFacts, messages: object) -> HookStatus:
+        if request.hook is FILE_IOCTL:
+            raise KernelError("the verifier said no", "Report this")
+        return machine.load(request, facts, messages)
+
+    monkeypatch.setattr(attach, "load", refuse)
+    assert machine.probe("load") == 0
+    assert "file_ioctl: kprobe (its program was not replaced: the verifier said no)" in errors()
+
+
 def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
     machine.probe("load")
     machine.probe("load")

@@ -106,10 +106,10 @@ class OwnService:
     def _daemon(self) -> Iterator[subprocess.Popen[str]]:
         process = self.tree.start(DAEMON_CGROUP, self.command("daemon"))
         try:
-            wait_until(lambda: process.poll() is not None or self._answers(), START_SECONDS)
+            settled = wait_until(lambda: process.poll() is not None or self._answers(), START_SECONDS)
             if process.poll() is not None:
                 raise KernelError(f"kubenpud ended with exit code {process.returncode}")
-            if not self._answers():
+            if not settled:
                 raise KernelError(f"kubenpud does not serve {self.url}")
             yield process
         finally:

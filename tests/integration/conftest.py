@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,12 @@ import pytest
 from kubenpu.exporters import dbus, picture
 from tests.fakes.dbus_node import FakeNode
 from tests.fakes.private_bus import PrivateBus, Serving, eventually
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _heeds_ctrl_c() -> None:
+    """A shell's job in the background ignores SIGINT, and what it starts would, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import ssl
 import threading
@@ -27,8 +28,9 @@ from tests.fakes.daemon_rig import FakeWatch, Rig
 from tests.fakes.node_world import World
 from tests.fakes.web_client import Client
 
-# No deadline for an example: a busy machine is not a fault.
-hypothesis.settings.register_profile("kubenpu", deadline=None)
+# No deadline for an example: a busy machine is not a fault. The same examples in each run, so that a change fails for
+# what it did; KUBENPU_SEARCH=1 looks for new ones.
+hypothesis.settings.register_profile("kubenpu", deadline=None, derandomize=not os.environ.get("KUBENPU_SEARCH"))
 hypothesis.settings.load_profile("kubenpu")
 
 BODY = b"kubenpu_simulated 0\n" * 200

@@ -116,4 +116,4 @@ def test_anything_is_a_head_or_a_bad_one(lines: list[bytes]) -> None:
 def test_any_header_is_one_or_bad(fields: list[tuple[bytes, bytes]]) -> None:
     with contextlib.suppress(HeadError):
         found = parse_head(head(*(name + b":" + value for name, value in fields)))
-        assert found.headers.keys() == {name.decode().lower() for name, _ in fields}
+        assert found.headers.keys() == {name.partition(b":")[0].decode().lower() for name, _ in fields}

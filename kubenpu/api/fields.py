@@ -150,7 +150,14 @@ OWNER_FIELDS: tuple[Field[Owner], ...] = (
     Field("Container", TEXT, "name of the container", lambda o: o.container),
     Field("PodUid", TEXT, "UID of the pod", lambda o: o.pod_uid),
     Field("ContainerId", TEXT, "id of the container", lambda o: o.container_id),
-    Field("Unit", TEXT, "systemd unit, plain container or user session, outside pods", lambda o: o.unit),
+    Field("Unit", TEXT, "systemd unit, plain container, job or user session, outside pods", lambda o: o.unit),
+    Field(
+        "HostKind",
+        TEXT,
+        "outside pods: container, machine, job, session, unit (of systemd) or other",
+        lambda o: o.host_kind.value if o.host_kind else None,
+    ),
+    Field("Image", TEXT, "image of the container, where its runtime has told", lambda o: o.image),
 )
 WORKLOAD_FIELDS: tuple[Field[Workload], ...] = (
     *_of(OWNER_FIELDS, lambda workload: workload.owner),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table, show_time
 from kubenpu.cli.workloads import find_notes, place_of, show_seconds, to_json
-from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -19,7 +18,8 @@ _KIND_LABELS = tuple(kind.label for kind in KINDS)
 _HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in _KIND_LABELS))
 _FIRST_TO_GO = ("OTHER", "CONTEXT", "FREE", "MAP", "WAIT", "ALLOC", "CONTAINER")
 """In a narrow terminal."""
-_WIDE_HEADER = (*_HEADER, "ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID")
+_MORE = ("ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
+_WIDE_HEADER = (*_HEADER, *_MORE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +64,8 @@ def _wide_cells(row: CounterRow) -> tuple[str | None, ...]:
         row.vendor,
         "yes" if row.alive else "no",
         show_time(counts.since),
-        None if owner.kind is OwnerKind.HOST else owner.pod_uid,
+        owner.pod_uid,
         owner.container_id,
+        owner.host_kind.value if owner.host_kind else None,
+        owner.image,
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kubenpuctl whois`: whose work a process or a cgroup path is, and how that was decided.
 
-Reads /proc/PID/cgroup and nothing else, so it needs no daemon, no privilege and no container runtime: it shows what
-the path claims. The paths of /proc are as this process's cgroup namespace sees them.
+Reads /proc/PID/cgroup, and as root what docker, podman and nerdctl keep of their containers, so it needs no daemon, no
+privilege and no container runtime: it shows what the path claims. The paths of /proc are as this process's cgroup
+namespace sees them.
 """
 
 from __future__ import annotations
@@ -12,21 +13,34 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
 from kubenpu.identity.cgroup import explain, maker, parse_path
+from kubenpu.identity.containers import Containers, PlainContainer
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import PathIdentity
 
-_HEADER = ("KIND", "POD UID", "CONTAINER", "UNIT", "REASON", "PATH")
-_WIDE_HEADER = ("KIND", "DRIVER", "RUNTIME", "QOS", "POD UID", "CONTAINER", "UNIT", "REASON", "PATH")
+_HEADER = ("KIND", "HOST KIND", "POD UID", "CONTAINER", "UNIT", "REASON", "PATH")
+_HOW = ("DRIVER", "RUNTIME", "QOS", "IMAGE")
+_WIDE_HEADER = (*_HEADER[:2], *_HOW, *_HEADER[2:])
 _V2_PREFIX = "0::"
+
+
+class _Answer(NamedTuple):
+    """`unit` and `image` as the container's engine has them, where it could be asked."""
+
+    identity: PathIdentity
+    unit: str | None
+    image: str | None
+    reason: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say whose work a process or a cgroup path is, and how that was decided. UNIT is what work outside pods is "
-        "accounted to. Only the path is looked at; kubenpud also asks the container runtime."
+        "accounted to. Only the path is looked at, as root also the state of docker, podman and nerdctl; kubenpud also "
+        "asks the container runtime."
     )
     parser.add_argument("targets", nargs="*", metavar="PID|CGROUP-PATH", help="a path begins with /")
     parser.add_argument("--stdin", action="store_true", help="also read targets from standard input, one per line")
@@ -38,19 +52,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.targets and not args.stdin:
         print_note("whois needs a PID or a cgroup path, or --stdin")
         return 2
-    identities: list[PathIdentity] = []
+    containers = Containers()
+    answers: list[_Answer] = []
     failed = False
     for target in _targets(args):
         try:
-            identities.append(parse_path(_path_of(target)))
+            answers.append(_answer(_path_of(target), containers))
         except SourceError as error:
             failed = True
             print_note(str(error))
     if args.json:
-        print_json([_to_json(identity) for identity in identities])
-    elif identities:
+        print_json([_to_json(answer) for answer in answers])
+    elif answers:
         wide = is_wide(args)
-        print_table(_WIDE_HEADER if wide else _HEADER, [_row(identity, wide) for identity in identities])
+        print_table(_WIDE_HEADER if wide else _HEADER, [_row(answer, wide) for answer in answers])
     return 1 if failed else 0
 
 
@@ -87,29 +102,41 @@ def _path_of(target: str) -> str:
     return path
 
 
-def _row(identity: PathIdentity, wide: bool) -> tuple[str | None, ...]:
+def _answer(path: str, containers: Containers) -> _Answer:
+    """What the path claims; and where kubenpud does not take it at its word, whose work it is instead."""
+    identity, above = parse_path(path), maker(path)
+    found, reason = containers.find(identity), explain(identity)
+    if above is not None and above.unit != identity.unit:
+        reason += f"; not believed below {_unit(above, containers.find(above))}, whose work it is"
+    return _Answer(identity, _unit(identity, found), found.image if found and found.image else None, reason)
+
+
+def _unit(identity: PathIdentity, found: PlainContainer | None) -> str | None:
+    return found.unit if found else identity.unit
+
+
+def _row(answer: _Answer, wide: bool) -> tuple[str | None, ...]:
+    identity = answer.identity
     container = identity.container_id
-    how = (identity.driver, identity.runtime, identity.qos) if wide else ()
+    how = (identity.driver, identity.runtime, identity.qos, answer.image) if wide else ()
     return (
         identity.kind.value,
+        _host_kind(identity),
         *how,
         identity.pod_uid,
         container if wide or container is None else container[:12],
-        identity.unit,
-        _reason(identity),
+        answer.unit,
+        answer.reason,
         identity.path,
     )
 
 
-def _reason(identity: PathIdentity) -> str:
-    """How it was decided; and where kubenpud does not take the path at its word, whose work it is instead."""
-    above = maker(identity.path)
-    if above is None or above.unit is None or identity.unit == above.unit:
-        return explain(identity)
-    return f"{explain(identity)}; not believed below {above.unit}, whose work it is"
+def _host_kind(identity: PathIdentity) -> str | None:
+    return identity.host_kind.value if identity.host_kind else None
 
 
-def _to_json(identity: PathIdentity) -> dict[str, str | None]:
+def _to_json(answer: _Answer) -> dict[str, str | None]:
+    identity = answer.identity
     return {
         "path": identity.path,
         "kind": identity.kind.value,
@@ -118,6 +145,8 @@ def _to_json(identity: PathIdentity) -> dict[str, str | None]:
         "pod_uid": identity.pod_uid,
         "container_id": identity.container_id,
         "qos": identity.qos,
-        "unit": identity.unit,
-        "reason": _reason(identity),
+        "unit": answer.unit,
+        "host_kind": _host_kind(identity),
+        "image": answer.image,
+        "reason": answer.reason,
     }

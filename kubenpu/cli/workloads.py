@@ -55,6 +55,8 @@ def to_json(row: CounterRow, node: NodeRow) -> dict[str, object]:
         "pod_uid": owner.pod_uid or None,
         "container_id": owner.container_id or None,
         "unit": owner.unit or None,
+        "host_kind": owner.host_kind.value if owner.host_kind else None,
+        "image": owner.image or None,
         "device": row.device,
         "vendor": row.vendor,
         "alive": row.alive,

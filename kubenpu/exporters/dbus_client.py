@@ -27,7 +27,7 @@ from kubenpu.exporters.dbus_connection import (
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from kubenpu.model.usage import Part, UsageRow
 
 MAX_REPLY_BYTES = 32 << 20
@@ -238,5 +238,14 @@ def _counts(row: Mapping[str, Any]) -> CountsRow:
 
 
 def _owner_of(row: Mapping[str, Any]) -> Owner:
-    names = ("Namespace", "Pod", "Container", "PodUid", "ContainerId", "Unit")
-    return Owner(OwnerKind(row["Kind"]), *(row.get(name, "") for name in names))
+    return Owner(
+        kind=OwnerKind(row["Kind"]),
+        namespace=row.get("Namespace", ""),
+        pod=row.get("Pod", ""),
+        container=row.get("Container", ""),
+        pod_uid=row.get("PodUid", ""),
+        container_id=row.get("ContainerId", ""),
+        unit=row.get("Unit", ""),
+        host_kind=HostKind(row["HostKind"]) if "HostKind" in row else None,
+        image=row.get("Image", ""),
+    )

@@ -7,17 +7,19 @@ I/O, raises for no text whatever, and what it returns is a claim until a contain
 (kubenpu.identity.resolve), because a workload may give its own sub-cgroups any name.
 
 Everything is read from the root. The first pod segment is the pod, the container directly below it the container;
-outside pods the first container, service or session names the work. What is deeper was made by the workload itself.
+outside pods the first container, job, service or session names the work. What is deeper the workload made itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from typing import NamedTuple
 
-from kubenpu.model.identity import PathIdentity, PathKind
+from kubenpu.identity.jobs import find_job
+from kubenpu.model.identity import HostKind, PathIdentity, PathKind
 
 NAME_MAX = 255
 """Longest name of one cgroup; a longer segment is no cgroup, and never reaches the expressions below."""
@@ -37,6 +39,11 @@ _POD_DIRECTORY = re.compile(r"pod(?P<uid>[0-9A-Za-z][0-9A-Za-z_.-]*)")
 _KUBEPODS_SLICE = re.compile(r"(?:.*-)?kubepods(?:-(?P<qos>burstable|besteffort))?\.slice")
 _SESSION = re.compile(r"session-.+\.scope|user@[0-9]+\.service")
 _APPTAINER = re.compile(r"apptainer-[0-9]+\.scope")
+_KEEPER = re.compile(
+    r"(?:kubelet|containerd|crio|docker|cri-docker|k3s(?:-.+)?|rke2-.+|k0s.+|snap\.(?:microk8s|k8s)\..+)\.service"
+)
+"""Services that have pods below them: the kubelet, and runtimes that are not told where to put containers."""
+_MACHINES = ("machine.slice", "qemu.slice")
 _QOS = ("burstable", "besteffort")
 
 
@@ -79,7 +86,7 @@ _NAMED_CONTAINERS: Mapping[str, tuple[str | None, str | None]] = {
     "apptainer": (None, "cgroupfs"),
     "lxc": (None, None),
 }
-"""Top directories whose children are containers without a 64-digit id: runtime and driver."""
+"""Top directories whose children are containers without a 64-digit id (of lxc machines): runtime and driver."""
 
 _REASONS: Mapping[PathKind, str] = {
     PathKind.POD_CONTAINER: "first pod segment from the root, and the container directly below it",
@@ -91,6 +98,7 @@ _REASONS: Mapping[PathKind, str] = {
     PathKind.ROOT: "root cgroup: kernel threads and processes that no unit owns",
     PathKind.OTHER: "no pod, and no container or unit form that is known for certain",
 }
+_JOB_REASON = "job of a batch system, by the id in the path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,41 +116,62 @@ class _Pod:
     systemd: bool
 
 
+class _Place(NamedTuple):
+    """The outermost name that work outside pods is accounted to; `depth`: how many segments it takes to tell."""
+
+    unit: str
+    host_kind: HostKind
+    depth: int
+
+
 def parse_path(path: str) -> PathIdentity:
     """Say what one cgroup path claims. Takes any text, in time linear in its length.
 
     Outside pods `unit` is the name the work is accounted to: the service or scope, `session-2.scope` or
-    `user@1000.service` for everything of a user, `docker-<12 digits>` for a container, `/` for the root, and the
-    nearest slice or top directory (`/slurm`) where there is nothing better. It is the outermost such name, so
-    nothing that a workload creates below itself changes it.
+    `user@1000.service` for everything of a user, `docker-<12 digits>` for a container, `slurm:123` for a job, `/` for
+    the root, and the nearest slice or top directory (`/podruntime`) where there is nothing better. It is the outermost
+    such name, so nothing that a workload creates below itself changes it.
     """
     segments = _split(path)
     if not segments:
-        return PathIdentity(path, PathKind.ROOT, unit="/")
+        return PathIdentity(path, PathKind.ROOT, unit="/", host_kind=HostKind.OTHER)
     found = _first_pod(segments)
     return _in_pod(path, segments, *found) if found else _outside_pods(path, segments)
 
 
 def explain(identity: PathIdentity) -> str:
     """How parse_path came to its answer, in plain words."""
-    return _REASONS[identity.kind]
+    return _JOB_REASON if identity.host_kind is HostKind.JOB else _REASONS[identity.kind]
 
 
-def maker(path: str) -> PathIdentity | None:
-    """Who other than root may have made the cgroup that names the pod (or the CRI container) of this path.
+def maker(path: str, nested_node: bool = False) -> PathIdentity | None:
+    """Who other than the kubelet may have made the cgroup that names the pod (or the CRI container) of this path.
 
-    A container with a writable cgroup tree and a user's service manager can both create a directory with any name.
-    None: only slices, plain directories, root's own units or sessions are above, so the name can be asked about.
+    Whoever has a cgroup to manage (a container, a machine, a job, a user's service manager, a service with Delegate=)
+    can create a directory with any name below it. None: only slices, plain directories, root's sessions and services
+    that keep pods are above, so the name can be asked about. `nested_node`: the outermost container is this node.
     """
     segments = _split(path)
     found = _first_pod(segments)
     index = found[0] if found else next((i for i, pair in enumerate(pairwise(["", *segments])) if _container(*pair)), 0)
-    above = parse_path("/" + "/".join(segments[:index]))
-    if above.kind is PathKind.USER_SESSION:
-        return None if segments[1:2] == ["user-0.slice"] else above
-    if segments[:1] == ["machine.slice"] and index > 1:  # virtual machines and nspawn containers manage their own tree
-        return above
-    return above if above.kind is PathKind.PLAIN_CONTAINER or above.container_id else None
+    above = segments[:index]
+    while above:
+        place = _place(above)
+        if not (nested_node and place.host_kind in (HostKind.CONTAINER, HostKind.MACHINE)):
+            return None if _trusted(place, above) else parse_path("/" + "/".join(segments[:index]))
+        nested_node, above = False, above[place.depth :]
+    return None
+
+
+def _trusted(place: _Place, segments: Sequence[str]) -> bool:
+    match place.host_kind:
+        case HostKind.OTHER:
+            return True
+        case HostKind.SESSION:
+            return segments[1:2] == ["user-0.slice"]
+        case HostKind.UNIT:
+            return len(place.unit) <= NAME_MAX and _KEEPER.fullmatch(place.unit) is not None
+    return False
 
 
 def uid_key(uid: str) -> str:
@@ -214,25 +243,31 @@ def _in_pod(path: str, segments: Sequence[str], index: int, pod: _Pod) -> PathId
 
 
 def _outside_pods(path: str, segments: Sequence[str]) -> PathIdentity:
-    unit = _unit(segments)
+    place = _place(segments)
+    unit, host_kind = place.unit, place.host_kind
+
+    def identity(
+        kind: PathKind, driver: str | None = None, runtime: str | None = None, container_id: str | None = None
+    ) -> PathIdentity:
+        return PathIdentity(path, kind, driver, runtime, container_id=container_id, unit=unit, host_kind=host_kind)
+
     containers = [container for pair in pairwise(["", *segments]) if (container := _container(*pair))]
     if containers:
         outer, leaf = containers[0], containers[-1]
-        driver = "systemd" if leaf.systemd else "cgroupfs"
-        return PathIdentity(path, outer.form.outside, driver, outer.form.runtime, container_id=outer.id, unit=unit)
+        return identity(outer.form.outside, "systemd" if leaf.systemd else "cgroupfs", outer.form.runtime, outer.id)
     if segments[:2] == ["libpod_parent", "conmon"]:
-        return PathIdentity(path, PathKind.CONMON, "cgroupfs", "podman", unit=unit)
+        return identity(PathKind.CONMON, "cgroupfs", "podman")
     if any(segment.startswith("lxc.monitor.") for segment in segments):
-        return PathIdentity(path, PathKind.CONMON, unit=unit)
+        return identity(PathKind.CONMON)
     if (named := _named_container(segments)) is not None:
-        runtime, named_driver = named
-        return PathIdentity(path, PathKind.PLAIN_CONTAINER, named_driver, runtime, unit=unit)
+        runtime, driver = named
+        return identity(PathKind.PLAIN_CONTAINER, driver, runtime)
     if segments[0] == "user.slice":
-        return PathIdentity(path, PathKind.USER_SESSION, unit=unit)
+        return identity(PathKind.USER_SESSION)
     if _is_systemd_unit(segments):
-        return PathIdentity(path, PathKind.SYSTEMD_UNIT, unit=unit)
+        return identity(PathKind.SYSTEMD_UNIT)
     top_driver, qos = _kubelet_level(segments)
-    return PathIdentity(path, PathKind.OTHER, top_driver, qos=qos, unit=unit)
+    return replace(identity(PathKind.OTHER, top_driver), qos=qos)
 
 
 def _named_container(segments: Sequence[str]) -> tuple[str | None, str | None] | None:
@@ -267,27 +302,41 @@ def _kubelet_level(segments: Sequence[str]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _unit(segments: Sequence[str]) -> str:
-    """The outermost name that work outside pods is accounted to."""
+def _place(segments: Sequence[str]) -> _Place:
     if segments[0] == "user.slice":
         owner = (*segments, "")[2] if len(segments) > 1 else ""
-        return owner if len(owner) <= NAME_MAX and _SESSION.fullmatch(owner) else segments[:2][-1]
-    for parent, segment in pairwise(["", *segments]):
-        container = _container(parent, segment)
-        if (container and container.form.outside is PathKind.CONMON) or segment.startswith("lxc.monitor."):
-            return CONMON_UNIT
-        if container:
-            return f"{container.word}-{container.id[:12]}"
-        if segment.endswith((".service", ".scope")) or segment.startswith("lxc.payload."):
-            return segment
-        if parent == segments[0] and parent in _NAMED_CONTAINERS and not _BARE_ID.fullmatch(segment):
-            return f"{_NAMED_CONTAINERS[parent][0] or parent}-{segment}"
+        named = len(owner) <= NAME_MAX and _SESSION.fullmatch(owner) is not None
+        return _Place(owner if named else segments[:2][-1], HostKind.SESSION, 3)
+    if job := find_job(segments):
+        return _Place(job[0], HostKind.JOB, job[1])
+    for depth, (parent, segment) in enumerate(pairwise(["", *segments]), start=1):
+        if found := _name(segments, parent, segment):
+            return _Place(*found, depth)
     if segments[:2] == ["libpod_parent", "conmon"]:
-        return CONMON_UNIT
+        return _Place(CONMON_UNIT, HostKind.OTHER, 2)
     slices = list(takewhile(_is_slice, segments))
-    if slices:
-        return slices[-1]
-    return next((f"/{segment}" for segment in segments if segment != ".."), "/")
+    unit = slices[-1] if slices else next((f"/{segment}" for segment in segments if segment != ".."), "/")
+    return _Place(unit, HostKind.OTHER, len(segments))
+
+
+def _name(segments: Sequence[str], parent: str, segment: str) -> tuple[str, HostKind] | None:
+    """What work is called by this segment, None when it is only a place for others."""
+    container = _container(parent, segment)
+    if (container and container.form.outside is PathKind.CONMON) or segment.startswith("lxc.monitor."):
+        return CONMON_UNIT, HostKind.OTHER
+    if container:
+        return f"{container.word}-{container.id[:12]}", HostKind.CONTAINER
+    if segment.startswith("lxc.payload."):
+        return segment, HostKind.MACHINE
+    if segment.endswith((".service", ".scope")):
+        if len(segment) <= NAME_MAX and _APPTAINER.fullmatch(segment):
+            return segment, HostKind.CONTAINER
+        is_machine = segments[0] in _MACHINES or segment.startswith("systemd-nspawn@")
+        return segment, HostKind.MACHINE if is_machine else HostKind.UNIT
+    if parent == segments[0] and parent in _NAMED_CONTAINERS and not _BARE_ID.fullmatch(segment):
+        kind = HostKind.MACHINE if parent == "lxc" else HostKind.CONTAINER
+        return f"{_NAMED_CONTAINERS[parent][0] or parent}-{segment}", kind
+    return None
 
 
 def _is_slice(segment: str) -> bool:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import grpc
 
-from kubenpu.identity.names import CONTAINER_MAX, LABEL_MAX, NAMESPACE_MAX, POD_MAX, clean_name
+from kubenpu.identity.names import CONTAINER_MAX, IMAGE_MAX, LABEL_MAX, NAMESPACE_MAX, POD_MAX, clean_name
 from kubenpu.identity.wire import Message, nested, read_message, read_text, text_map, write_bytes, write_text
 from kubenpu.model.errors import SourceError
 
@@ -88,13 +88,17 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """A container as a runtime knows it, from the labels the kubelet sets. `name` "" is the sandbox's own container."""
+    """A container as a runtime knows it, from the labels the kubelet sets. `name` "" is the sandbox's own container.
+
+    `image` as the pod names it, else as the runtime does.
+    """
 
     id: str
     name: str
     namespace: str
     pod: str
     pod_uid: str
+    image: str = ""
 
 
 _Found = TypeVar("_Found")
@@ -302,7 +306,7 @@ def _to_version(answer: Message) -> RuntimeVersion:
 
 def _to_container(answer: Message) -> ContainerInfo:
     status = nested(answer, 1)
-    labels = text_map(status, 12)
+    labels, image = text_map(status, 12), nested(status, 8)
     name = labels.get(CONTAINER_NAME_LABEL, "")
     return ContainerInfo(
         id=read_text(status, 1),
@@ -310,6 +314,7 @@ def _to_container(answer: Message) -> ContainerInfo:
         namespace=clean_name(labels.get(POD_NAMESPACE_LABEL, ""), NAMESPACE_MAX),
         pod=clean_name(labels.get(POD_NAME_LABEL, ""), POD_MAX),
         pod_uid=clean_name(labels.get(POD_UID_LABEL, ""), POD_MAX),
+        image=clean_name(read_text(image, 18) or read_text(image, 1), IMAGE_MAX),
     )
 
 

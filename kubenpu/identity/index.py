@@ -9,13 +9,11 @@ links and to give up because a directory vanished or may not be read.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT_CGROUP_ID = 1
 GONE_MAX = 65536
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class CgroupIndex:
@@ -47,15 +45,6 @@ class CgroupIndex:
                     self._gone.clear()
                 self._gone.add(cgroup_id)
         return self._paths.get(cgroup_id)
-
-
-def find_cgroup2_mount(proc_mounts: str) -> Path | None:
-    """Where cgroup2 is mounted, from the text of /proc/self/mounts; None on a host without it (pure cgroup v1)."""
-    for line in proc_mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) >= 3 and fields[2] == "cgroup2":
-            return Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
-    return None
 
 
 def sees_whole_tree(mount: Path) -> bool:

@@ -14,6 +14,7 @@ POD_MAX = 253
 CONTAINER_MAX = 63
 UNIT_MAX = 255
 LABEL_MAX = 63
+IMAGE_MAX = 255
 
 
 def clean_name(text: str, limit: int) -> str:

@@ -11,7 +11,8 @@ How sure an answer is:
 * POD: a runtime knows the container id (or, for pods that are one cgroup, the sandbox) and its label
   io.kubernetes.pod.uid is the UID in the path. `container` is "" when the work is the pod's as a whole: the sandbox,
   gVisor, Kata, or a container that was removed before the first question while its pod was still known.
-* HOST: the path is outside pods; `unit` is as kubenpu.identity.cgroup.parse_path says, cleaned.
+* HOST: the path is outside pods; `unit` is as kubenpu.identity.cgroup.parse_path says, cleaned, or the name of the
+  plain container if its engine's state has it. That state is there before the container runs, so it is asked once.
 * UNKNOWN: nobody confirmed it. Not final while a runtime does not answer, or until all have denied it for
   GIVE_UP_S. CRI-O denies a container that it is still creating, so one denial means little.
 """
@@ -23,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kubenpu.identity.cgroup import CONMON_UNIT, explain, maker, parse_path, uid_key
+from kubenpu.identity.containers import PlainContainer
 from kubenpu.identity.cri import Clock, ContainerInfo, SandboxInfo
 from kubenpu.identity.names import UNIT_MAX, clean_name
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
+from kubenpu.model.identity import HostKind, Owner, OwnerKind, PathIdentity, PathKind, Resolution
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 GIVE_UP_S = sum(RETRY_S)
@@ -55,7 +57,7 @@ class Resolver:
     """Resolves paths with the runtimes that `runtimes` returns at that moment.
 
     `nested_node`: this process sees a cgroup namespace below the host's root (kind, k3d), so pods of this node lie
-    below a container of the host.
+    below a container of the host. `find_container` knows the names of plain containers.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Resolver:
         runtimes: Callable[[], Sequence[Runtime]],
         nested_node: bool = False,
         clock: Clock = time.monotonic,
+        find_container: Callable[[PathIdentity], PlainContainer | None] = lambda _claim: None,
     ) -> None:
         self._runtimes = runtimes
+        self._find_container = find_container
         self._nested_node = nested_node
         self._clock = clock
         self._pods: dict[str, SandboxInfo] = {}
@@ -76,10 +80,10 @@ class Resolver:
         """
         claim = parse_path(path)
         if not _worth_asking(claim):
-            return _host(claim, explain(claim))
-        above = maker(path)
-        if above is not None and not (self._nested_node and above.kind is PathKind.PLAIN_CONTAINER):
-            return _host(above, "a container or user above the first pod segment can give its cgroups any name")
+            return self._host(claim, explain(claim))
+        above = maker(path, self._nested_node)
+        if above is not None:
+            return self._host(above, "who works above the first pod segment can give cgroups any name")
         return self._ask(claim, attempt, self._clock() + deadline_s)
 
     def resolve_many(self, attempts: Mapping[str, int], deadline_s: float) -> dict[str, Resolution]:
@@ -151,6 +155,7 @@ class Resolver:
             container=container.name,
             pod_uid=container.pod_uid,
             container_id=container.id if container.name else "",
+            image=container.image if container.name else "",
         )
         return Resolution(owner, True, f"{explain(claim)}; confirmed by {runtime}")
 
@@ -168,8 +173,19 @@ class Resolver:
         if pod is not None:
             return _whole_pod(pod, f"container gone before {asked} was asked about it; its pod was confirmed")
         if claim.pod_uid is None:
-            return _host(claim, f"{explain(claim)}; container not known to {asked}")
+            return self._host(claim, f"{explain(claim)}; container not known to {asked}")
         return _unknown(claim, f"not known to {asked} for {GIVE_UP_S:.0f} s", final=True)
+
+    def _host(self, claim: PathIdentity, reason: str) -> Resolution:
+        found = self._find_container(claim)
+        owner = Owner(
+            OwnerKind.HOST,
+            unit=found.unit if found else clean_name(claim.unit or CONMON_UNIT, UNIT_MAX),
+            container_id=(claim.container_id or "") if claim.host_kind is HostKind.CONTAINER else "",
+            host_kind=claim.host_kind or HostKind.OTHER,
+            image=found.image if found else "",
+        )
+        return Resolution(owner, True, reason)
 
     def _remember(self, sandbox: SandboxInfo) -> None:
         """A UID is never given to a second pod, so what is remembered cannot become wrong; the oldest go."""
@@ -189,11 +205,6 @@ def _same_pod(claim: PathIdentity, pod_uid: str) -> bool:
     if claim.pod_uid is None:
         return pod_uid != ""
     return uid_key(claim.pod_uid) == uid_key(pod_uid)
-
-
-def _host(identity: PathIdentity, reason: str) -> Resolution:
-    unit = clean_name(identity.unit or CONMON_UNIT, UNIT_MAX)
-    return Resolution(Owner(OwnerKind.HOST, unit=unit), True, reason)
 
 
 def _whole_pod(sandbox: SandboxInfo, reason: str) -> Resolution:

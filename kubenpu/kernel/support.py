@@ -14,6 +14,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from kubenpu.model.mounts import find_mount
+
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 UNPREEMPTED = ("none", "voluntary")  # models in which a program runs to its end
 _PREEMPT_DEBUG = Path("/sys/kernel/debug/sched/preempt")
@@ -90,15 +92,6 @@ def parse_preemption(debugfs: str, version: str, cmdline: str, config: str) -> s
         if re.search(rf"^CONFIG_PREEMPT{name}=y", config, re.M):
             return model
     return "unknown" if "PREEMPT_DYNAMIC" in version else "full"
-
-
-def find_mount(mounts: str, kind: str, below: str = "/") -> Path | None:
-    """First mount point of file system `kind` at or below a path, from the text of /proc/self/mounts."""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) > 2 and fields[2] == kind and (fields[1] + "/").startswith(below.rstrip("/") + "/"):
-            return Path(fields[1])
-    return None
 
 
 def read_facts() -> KernelFacts:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from kubenpu.ledger.standing import Standing
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.identity import HostKind, Owner, OwnerKind
 
-FORMAT = 1
-_TEXTS = ("namespace", "pod", "container", "pod_uid", "container_id", "unit")
+FORMAT = 2
+_TEXTS = ("namespace", "pod", "container", "pod_uid", "container_id", "unit", "image")
 
 
 def write_names(path: Path, boot_id: str, names: Mapping[int, Standing]) -> None:
@@ -46,14 +46,16 @@ def read_names(path: Path, boot_id: str) -> dict[int, Standing]:
 
 
 def _owner_row(owner: Owner) -> list[str]:
-    return [owner.kind.value, *(getattr(owner, name) for name in _TEXTS)]
+    host_kind = owner.host_kind.value if owner.host_kind else ""
+    return [owner.kind.value, host_kind, *(getattr(owner, name) for name in _TEXTS)]
 
 
 def _standing(row: list[object]) -> tuple[int, Standing]:
-    cgroup_id, dead_since, kind, *texts = row
+    cgroup_id, dead_since, kind, host_kind, *texts = row
     if not isinstance(cgroup_id, int) or not isinstance(dead_since, float | int | None):
         raise TypeError("cgroup id or time is not a number")
     if len(texts) != len(_TEXTS) or not all(isinstance(text, str) for text in texts):
-        raise TypeError("an owner is not six strings")
-    owner = Owner(OwnerKind(kind), *(str(text) for text in texts))
+        raise TypeError("an owner is not made of strings")
+    named = {name: str(text) for name, text in zip(_TEXTS, texts, strict=True)}
+    owner = Owner(OwnerKind(kind), host_kind=HostKind(host_kind) if host_kind else None, **named)
     return cgroup_id, Standing(owner, final=True, dead_since=dead_since)

@@ -20,13 +20,24 @@ class PathKind(enum.Enum):
     OTHER = "other"
 
 
+class HostKind(enum.Enum):
+    """What work outside pods is. UNIT: a service or scope of systemd; OTHER: the root, slices, monitor processes."""
+
+    CONTAINER = "container"
+    MACHINE = "machine"
+    JOB = "job"
+    SESSION = "session"
+    UNIT = "unit"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class PathIdentity:
     """What the text of one cgroup path says. A claim, not a proof: a workload may name its own sub-cgroups.
 
     `driver` is `systemd`, `cgroupfs` or None; `runtime` only what the path itself shows; `pod_uid` in the spelling of
     the API (dashes) unless it never had them; `container_id` the outermost container; `qos` guaranteed, burstable or
-    besteffort; `unit` the name that work outside pods is accounted to: the systemd unit where there is one.
+    besteffort; `unit` the name that work outside pods is accounted to, `host_kind` what that is; in pods both are None.
     """
 
     path: str
@@ -37,6 +48,7 @@ class PathIdentity:
     container_id: str | None = None
     qos: str | None = None
     unit: str | None = None
+    host_kind: HostKind | None = None
 
 
 class OwnerKind(enum.Enum):
@@ -52,7 +64,8 @@ class Owner:
     """Whom work is accounted to; equal owners are one series.
 
     POD: namespace, pod, pod_uid and container are set (container "" when the whole pod is one cgroup).
-    HOST: unit is set. UNKNOWN: pod_uid and container_id are what the path claims; names are empty.
+    HOST: unit is set, with a container container_id too. UNKNOWN: pod_uid and container_id are what the path claims;
+    names are empty. `image` is a container's as its runtime names it, "" where that is not known.
     """
 
     kind: OwnerKind
@@ -62,6 +75,8 @@ class Owner:
     pod_uid: str = ""
     container_id: str = ""
     unit: str = ""
+    host_kind: HostKind | None = None
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)

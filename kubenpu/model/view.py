@@ -51,7 +51,7 @@ def sees_outcome(hooks: tuple[str, ...]) -> bool:
     return all(hook == HOOK_WITH_OUTCOME for hook in hooks)
 
 
-OPTIONAL_SOURCES = frozenset({"dbus", "history", "varlink"})
+OPTIONAL_SOURCES = frozenset({"containers", "dbus", "history", "varlink"})
 """Shown as sources like all others; without them the node is well, and all but they work."""
 
 

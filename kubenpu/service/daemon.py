@@ -31,10 +31,10 @@ from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_listen import passed_for_metrics
 from kubenpu.exporters.web_pages import node_routes
-from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.errors import AddressError, ConfigError, KernelError, KubeNpuError, SourceError
+from kubenpu.model.mounts import find_mount
 from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.event_loop import asyncio
 from kubenpu.service.history import History
@@ -302,7 +302,7 @@ def _cgroup_mount(settings: Settings) -> Path:
                 "Name the mount point of type cgroup2 (findmnt -t cgroup2), or leave the setting out",
             )
         return Path(settings.cgroup_root)
-    mount = find_cgroup2_mount(Path("/proc/self/mounts").read_text())
+    mount = find_mount(Path("/proc/self/mounts").read_text(), "cgroup2")
     if mount is None:
         raise KernelError(
             "no cgroup version 2 hierarchy is mounted",

@@ -21,6 +21,7 @@ from kubenpu import __version__
 from kubenpu.config.settings import Settings
 from kubenpu.devices.chardevs import event_subsystems
 from kubenpu.devices.tables import load_heads
+from kubenpu.identity.containers import Containers
 from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.labels import PodLabels
@@ -57,7 +58,12 @@ class Node:
         self._settings = settings
         self._mount = cgroup_mount
         self._runtimes = Runtimes(settings.cri_sockets or None)
-        self._resolver = Resolver(self._runtimes.clients, nested_node=not sees_whole_tree(cgroup_mount))
+        self._containers = Containers()
+        self._resolver = Resolver(
+            self._runtimes.clients,
+            nested_node=not sees_whole_tree(cgroup_mount),
+            find_container=self._containers.find,
+        )
         self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
@@ -212,6 +218,8 @@ class Node:
             before = self._sources.get(name)
             took = before.duration_seconds if seconds is None and before is not None else seconds or 0.0
             self._note(name, runtime.trouble, took)
+        if self._containers.trouble is not None:
+            self._note("containers", self._containers.trouble, 0.0)
 
     def _path(self, sample: KernelSample, cgroup_id: int) -> str | None:
         """Where a cgroup is or was, None when nobody knows. A path cut short still holds its pod segment."""

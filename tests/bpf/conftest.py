@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.identity.index import find_cgroup2_mount
 from kubenpu.kernel import attach
 from kubenpu.kernel.hooks import HOOKS, Hook
 from kubenpu.kernel.libbpf import Messages
@@ -20,6 +19,7 @@ from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import KernelFacts, read_facts
 from kubenpu.model.kinds import Kind
+from kubenpu.model.mounts import find_mount
 from kubenpu.model.sample import Cell, DeviceRule, KernelSample
 
 BPFFS = Path("/sys/fs/bpf")
@@ -156,7 +156,7 @@ def conserved(sample: KernelSample) -> None:
 
 @pytest.fixture
 def hooked(caller: Path, facts: KernelFacts) -> Iterator[Hooked]:
-    mount = find_cgroup2_mount(Path("/proc/self/mounts").read_text())
+    mount = find_mount(Path("/proc/self/mounts").read_text(), "cgroup2")
     assert mount is not None
     root = mount / f"knpu-test-{os.getpid()}"
     pins = Pins(BPFFS / f"knpu-test-{os.getpid()}")

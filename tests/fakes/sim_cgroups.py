@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kubenpu.kernel.support import find_mount
 from kubenpu.model.errors import KernelError
+from kubenpu.model.mounts import find_mount
 
 _END_SECONDS = 10.0
 # The shell puts itself into the cgroup and becomes the command: nothing of it ever runs outside.

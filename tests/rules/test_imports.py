@@ -43,6 +43,7 @@ PACKAGES = {
             "exporters.scrape",
             "history.report",
             "identity.cgroup",
+            "identity.containers",
             "identity.cri",
             "kernel.bpf",
             "kernel.hooks",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.identity.cgroup import explain, maker, parse_path, uid_key
-from kubenpu.model.identity import PathKind
+from kubenpu.model.identity import HostKind, PathKind
 
 CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "cgroup-paths.json").read_text(encoding="utf-8"))
 A, B = "a" * 64, "b" * 64
@@ -54,7 +54,37 @@ def test_all_collected_paths_are_there() -> None:
         (r"/system.slice/system-serial\x2dgetty.slice/serial-getty@ttyS0.service", "serial-getty@ttyS0.service"),
         ("/system.slice/run-r1.scope", "run-r1.scope"),
         ("/system.slice", "system.slice"),
-        ("/slurm/uid_1000/job_1/step_0", "/slurm"),
+        ("/slurm/uid_1000/job_1/step_0", "slurm:1"),
+        ("/slurm/uid_1000", "/slurm"),
+        (f"/slurm/uid_1000/job_1/step_0/docker-{A}.scope", "slurm:1"),
+        ("/slurm_node0/uid_1000/job_12/step_0", "slurm:12"),
+        ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", "slurm:123"),
+        ("/system.slice/slurmstepd.scope/job_123/step_extern/user/task_special", "slurm:123"),
+        ("/system.slice/node0_slurmstepd.scope/job_4749/step_batch/user/task_0", "slurm:4749"),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", "slurm:s5K1KKYAYG5D00"),
+        ("/system.slice/slurmstepd.scope/system", "slurmstepd.scope"),
+        ("/system.slice/slurmstepd.scope/job_12x", "slurmstepd.scope"),
+        ("/system.slice/slurmstepd.service/job_12", "slurmstepd.service"),
+        ("/system.slice/htcondor/_var_lib_condor_execute_slot1_1@n0.slice/x.scope", "htcondor:slot1_1@n0"),
+        ("/htcondor/condor_var_lib_condor_execute_slot2@n0.example.org", "htcondor:slot2@n0.example.org"),
+        (f"/nomad/{UID_A}.web", f"nomad:{UID_A}.web"),
+        (f"/nomad.slice/share.slice/{UID_A}.web.scope", f"nomad:{UID_A}.web"),
+        (f"/nomad.slice/reserve.slice/{UID_A}.train.scope/deeper", f"nomad:{UID_A}.train"),
+        (f"/nomad.slice/share.slice/docker-{A}.scope", "docker-aaaaaaaaaaaa"),
+        ("/pbs_jobs.service/jobs/12345.pbs0", "pbs:12345.pbs0"),
+        ("/pbs_jobs.service/jobid/12345.pbs0/x", "pbs:12345.pbs0"),
+        ("/pbs_jobs.service", "pbs_jobs.service"),
+        ("/init.scope/slurm/uid_1000/job_1", "init.scope"),
+        ("/user.slice/user-1000.slice/system.slice/slurmstepd.scope/job_999/step_0", "user-1000.slice"),
+        (f"/docker/{A}/system.slice/slurmstepd.scope/job_999/step_0", "docker-aaaaaaaaaaaa"),
+        ("/system.slice/mine.service/slurm/uid_0/job_1", "mine.service"),
+        ("/machine.slice/machine-x.scope/payload/slurm/uid_0/job_1", "machine-x.scope"),
+        (
+            "/system.slice/snap.x.0d7c5f16-59e3-4b6c-8b8c-1a2b3c4d5e6f.scope",
+            "snap.x.0d7c5f16-59e3-4b6c-8b8c-1a2b3c4d5e6f.scope",
+        ),
+        ("/system.slice/run-r0123456789abcdef0123456789abcdef.scope", "run-r0123456789abcdef0123456789abcdef.scope"),
+        (f"/system.slice/var-lib-docker-containers-{A}-mounts-shm.mount", "system.slice"),
         ("/user.slice/user-1000.slice/session-2.scope", "session-2.scope"),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/docker.service", "user@1000.service"),
         (f"/user.slice/user-1000.slice/user@1000.service/docker-{A}.scope", "user@1000.service"),
@@ -80,6 +110,36 @@ def test_name_of_work_outside_pods_is_the_outermost(path: str, unit: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", HostKind.OTHER),
+        ("/system.slice", HostKind.OTHER),
+        ("/podruntime/kubelet", HostKind.OTHER),
+        (f"/system.slice/crio-conmon-{A}.scope", HostKind.OTHER),
+        ("/init.scope", HostKind.UNIT),
+        ("/system.slice/ssh.service", HostKind.UNIT),
+        (f"/system.slice/kepler.service/libpod-payload-{A}", HostKind.UNIT),
+        ("/user.slice", HostKind.SESSION),
+        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope", HostKind.SESSION),
+        (f"/docker/{A}", HostKind.CONTAINER),
+        (f"/myparent/{A}", HostKind.CONTAINER),
+        ("/default/train", HostKind.CONTAINER),
+        ("/system.slice/apptainer-12.scope", HostKind.CONTAINER),
+        (f"/machine.slice/libpod-{A}.scope/container", HostKind.CONTAINER),
+        ("/machine.slice/systemd-nspawn@x.service/payload/system.slice/getty.service", HostKind.MACHINE),
+        ("/machine.slice/machine-x.scope", HostKind.MACHINE),
+        ("/qemu.slice/101.scope", HostKind.MACHINE),
+        (f"/lxc/201/ns/system.slice/docker-{A}.scope", HostKind.MACHINE),
+        ("/lxc.payload.project_c1/system.slice/ssh.service", HostKind.MACHINE),
+        ("/slurm/uid_1000/job_1/step_0", HostKind.JOB),
+        (POD_A, None),
+    ],
+)
+def test_what_work_outside_pods_is(path: str, kind: HostKind | None) -> None:
+    assert parse_path(path).host_kind is kind
+
+
+@pytest.mark.parametrize(
     ("path", "uid"),
     [
         (f"/kubepods/burstable/pod{UID_A}/{A}", UID_A),
@@ -87,6 +147,8 @@ def test_name_of_work_outside_pods_is_the_outermost(path: str, unit: str) -> Non
         (POD_A, UID_A),
         (f"/kubepods/pod0123456789abcdef0123456789abcdef/{A}", "0123456789abcdef0123456789abcdef"),
         (f"/kubepods.slice/kubepods-podmy_static.slice/crio-{A}.scope", "my-static"),
+        (f"/kubepods/podhdishd83djaidwnduwk28bcsb/{A}", "hdishd83djaidwnduwk28bcsb"),
+        (f"/kubepods.slice/kubepods-pod{UID_A.replace('-', '_')}.slice/crio-{A}.scope/container/exec", UID_A),
     ],
 )
 def test_uid_has_the_spelling_of_the_api(path: str, uid: str) -> None:
@@ -129,6 +191,14 @@ def test_container_is_looked_for_directly_below_the_pod_only() -> None:
         (f"/system.slice/cri-containerd-{B}.scope", "containerd-bbbbbbbbbbbb"),
         ("/lxc/201/ns", "lxc-201"),
         ("/machine.slice/systemd-nspawn@x.service/payload", "systemd-nspawn@x.service"),
+        ("/system.slice/mine.service", "mine.service"),
+        ("/system.slice/mine.service/kubelet.slice", "mine.service"),
+        ("/system.slice/containerd.service.service", "containerd.service.service"),
+        ("/system.slice/run-r1.scope", "run-r1.scope"),
+        ("/azure.slice/agent.service/payload", "agent.service"),
+        ("/system.slice/slurmstepd.scope/job_1/step_0/user/task_0", "slurm:1"),
+        (f"/nomad/{UID_B}.web", f"nomad:{UID_B}.web"),
+        ("/slurm/uid_1/job_2/step_0", "slurm:2"),
     ],
 )
 def test_who_may_have_forged_the_pod_segment(above: str, unit: str) -> None:
@@ -139,15 +209,46 @@ def test_who_may_have_forged_the_pod_segment(above: str, unit: str) -> None:
 
 @pytest.mark.parametrize(
     "above",
-    ["", "/kubelet.slice", "/mykube", "/system.slice", "/system.slice/k3s.service", "/user.slice/user-0.slice/s.scope"],
+    [
+        "",
+        "/kubelet.slice",
+        "/mykube",
+        "/container.slice",
+        "/system.slice",
+        "/system.slice/k3s.service",
+        "/system.slice/k3s-agent.service",
+        "/system.slice/rke2-server.service",
+        "/podruntime.slice/containerd.service",
+        "/system.slice/snap.microk8s.daemon-kubelite.service",
+        "/user.slice/user-0.slice/s.scope",
+    ],
 )
 def test_above_are_only_places_of_root(above: str) -> None:
     assert maker(above + POD_A) is None
 
 
-def test_cri_container_without_pod_can_be_forged_below_a_user_only() -> None:
+def test_cri_container_without_pod_can_be_forged_below_who_manages_cgroups() -> None:
     assert maker(f"/system.slice/cri-containerd-{A}.scope") is None
     assert maker(f"/user.slice/user-7.slice/user@7.service/cri-containerd-{A}.scope") is not None
+    assert maker(f"/system.slice/mine.service/cri-containerd-{A}.scope") is not None
+
+
+@pytest.mark.parametrize("node", [f"/docker/{B}", f"/machine.slice/libpod-{B}.scope/container", "/lxc.payload.node/ns"])
+def test_in_a_nested_node_its_own_container_is_the_root(node: str) -> None:
+    for below in ("", "/kubelet.slice", "/kubelet", "/system.slice/k3s.service"):
+        assert maker(node + below + POD_A, nested_node=True) is None
+    for below in ("/system.slice/mine.service", f"/docker/{A}", "/user.slice/user-7.slice/user@7.service"):
+        outermost = maker(node + below + POD_A)
+        assert outermost is not None
+        assert maker(node + below + POD_A, nested_node=True) == outermost
+    assert maker("/system.slice/mine.service" + POD_A, nested_node=True) is not None
+
+
+def test_every_collected_pod_path_is_believed_but_where_others_may_have_made_it() -> None:
+    refused = [made.unit or "" for case in CASES if case["pod_uid"] and (made := maker(case["path"] or ""))]
+    containers = [unit for unit in refused if unit.startswith("docker-")]
+    assert sorted(set(refused) - set(containers)) == ["user@1001.service"]  # k3s rootless
+    assert len(containers) == 3  # kind, seen from its host
 
 
 def test_uid_key_ignores_separators() -> None:
@@ -156,7 +257,22 @@ def test_uid_key_ignores_separators() -> None:
 
 PODS = ("kubepods", "kubepods.slice", "burstable", f"pod{UID_A}", f"kubepods-pod{UID_A}.slice")
 CONTAINERS = (A, f"crio-{A}", f"docker-{A}.scope", f"kubepods-pod{UID_A}.slice:cri-containerd:{A}", "lxc.payload.x")
-PLACES = ("user.slice", "user-1.slice", "user@1.service", "lxc", "docker", "k8s.io", "libpod_parent", "conmon")
+PLACES = (
+    "slurm",
+    "uid_1",
+    "job_2",
+    "nomad.slice",
+    f"{UID_B}.t",
+    "k3s.service",
+    "user.slice",
+    "user-1.slice",
+    "user@1.service",
+    "lxc",
+    "docker",
+    "k8s.io",
+    "libpod_parent",
+    "conmon",
+)
 PARTS = st.sampled_from((*PODS, *CONTAINERS, *PLACES, "x.scope", "..", "", ":", " (deleted)"))
 
 
@@ -177,7 +293,15 @@ def test_nothing_below_a_container_changes_whose_it_is(below: str) -> None:
 
 
 SHORT_PIECES = ("-", "/", "a", "x/", "pod1/", "kubepods-", "kubepods/", "user.slice/", "\udcff", f"{A}/")
-LONG_PIECES = ("kubepods-pod", "kubepods-poda/", "kubepods-pod.slice:", "session-.scope", f"docker-{A}.scope/")
+LONG_PIECES = (
+    "htcondor/_slot1@",
+    "slurm_",
+    "kubepods-pod",
+    "kubepods-poda/",
+    "kubepods-pod.slice:",
+    "session-.scope",
+    f"docker-{A}.scope/",
+)
 
 
 @pytest.mark.parametrize("piece", SHORT_PIECES + LONG_PIECES)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,14 +12,14 @@ from kubenpu.cli import bus
 from kubenpu.cli.main import main
 from kubenpu.exporters.dbus_client import CounterRow, NodeClient, NodeRow
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from tests.fakes.fake_client import IGPU, LOST, NODE, OFF, SIMULATED, SSH, WEB, FakeClient, counts, row
 
 EVIL = Owner(OwnerKind.POD, "z", 'evil\n\x1b[2Jpod" 日本', "e\u0301" * 2000, "u2", "")
 ROWS = [
     row(EVIL, counts(None, other=1), device="npu.0"),
-    row(WEB, counts(40, errors=4, wait_ns=1_250_000_000, other=2)),
-    row(SSH, counts(None, other=9), alive=False),
+    row(replace(WEB, image="ghcr.io/web:1"), counts(40, errors=4, wait_ns=1_250_000_000, other=2)),
+    row(replace(SSH, host_kind=HostKind.UNIT), counts(None, other=9), alive=False),
 ]
 
 
@@ -50,9 +51,10 @@ def test_table(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
 def test_wide(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pods", "-o", "wide"]) == 0
     header, host, web, _ = lines(capsys.readouterr().out)
-    assert header[-10:] == ["ERRORS", "WAIT", "SECONDS", "VENDOR", "ALIVE", "SINCE", "POD", "UID", "CONTAINER", "ID"]
-    assert web[-7:] == ["4", "1.250000", "i915", "yes", "1970-01-01T00:16:40Z", "u1", "c" * 64]
-    assert host[-7:] == ["0", "0.000000", "i915", "no", "1970-01-01T00:16:40Z", "-", "-"]
+    more = "ERRORS WAIT SECONDS VENDOR ALIVE SINCE POD UID CONTAINER ID HOST KIND IMAGE"
+    assert " ".join(header[11:]) == more
+    assert web[-9:] == ["4", "1.250000", "i915", "yes", "1970-01-01T00:16:40Z", "u1", "c" * 64, "-", "ghcr.io/web:1"]
+    assert host[-9:] == ["0", "0.000000", "i915", "no", "1970-01-01T00:16:40Z", "-", "-", "unit", "-"]
 
 
 def test_hostile_names_stay_in_their_cell(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +77,8 @@ def test_json(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
         "pod_uid": "u1",
         "container_id": "c" * 64,
         "unit": None,
+        "host_kind": None,
+        "image": "ghcr.io/web:1",
         "device": IGPU,
         "vendor": "i915",
         "alive": True,
@@ -85,7 +89,7 @@ def test_json(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
         "simulated": False,
     }
     assert host.keys() == web.keys() == evil.keys()
-    assert (host["unit"], host["pod"], host["alive"]) == ("ssh.service", None, False)
+    assert (host["unit"], host["host_kind"], host["pod"], host["alive"]) == ("ssh.service", "unit", None, False)
     assert evil["pod"] == EVIL.pod
 
 

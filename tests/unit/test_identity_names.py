@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kubenpu.cli.output import escape
 from kubenpu.exporters.prometheus import clean_label
-from kubenpu.identity.index import CgroupIndex, alive, find_cgroup2_mount, sees_whole_tree
+from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.names import clean_name
 
 
@@ -49,24 +49,6 @@ def test_names_that_cannot_be_printed_stay_distinct(chars: str) -> None:
     assert len(names) == len(chars)
     assert {clean_label(name) for name in names} == names  # no exporter shows them otherwise
     assert {escape(f"u{char}x.service") for char in chars} == names  # nor whois
-
-
-@pytest.mark.parametrize(
-    ("text", "mount"),
-    [
-        ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", "/sys/fs/cgroup"),
-        (
-            "tmpfs /sys/fs/cgroup tmpfs ro 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw 0 0\n"
-            "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
-            "/sys/fs/cgroup/unified",
-        ),
-        (r"none /mnt/a\040b\134c cgroup2 rw 0 0", r"/mnt/a b\c"),
-        ("cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2\n\n", None),
-        ("", None),
-    ],
-)
-def test_cgroup2_mount(text: str, mount: str | None) -> None:
-    assert find_cgroup2_mount(text) == (Path(mount) if mount else None)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kubenpu.identity.containers import PlainContainer
 from kubenpu.identity.cri import ContainerInfo, SandboxInfo
 from kubenpu.identity.resolve import GIVE_UP_S, REMEMBERED_PODS, RETRY_S, Resolver, next_retry_s
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.identity import HostKind, Owner, OwnerKind, PathIdentity
 
 A, B, BOX, INNER = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 UID, UID_B = "11111111-2222-3333-4444-555555555555", "99999999-8888-7777-6666-555555555555"
@@ -62,6 +63,10 @@ class FakeRuntime:
         return next((box for box in self.sandboxes.values() if box.pod_uid == pod_uid), None)
 
 
+def host(unit: str, kind: HostKind, container_id: str = "") -> Owner:
+    return Owner(OwnerKind.HOST, unit=unit, host_kind=kind, container_id=container_id)
+
+
 def resolver(*runtimes: FakeRuntime, nested_node: bool = False) -> Resolver:
     return Resolver(lambda: runtimes, nested_node)
 
@@ -88,21 +93,41 @@ def test_confirmed_by_the_runtime(path: str, owner: Owner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "unit"),
+    ("path", "owner"),
     [
-        ("/", "/"),
-        ("/system.slice/containerd.service", "containerd.service"),
-        ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
-        (f"/docker/{A}", "docker-aaaaaaaaaaaa"),
-        ("/slurm/uid_1/job_2", "/slurm"),
-        (f"{SLICE}/crio-conmon-{A}.scope", "conmon"),
-        ("/system.slice/a\x1b[2J\udcff\n.service", r"a\x1b[2J\udcff\n.service"),
+        ("/", host("/", HostKind.OTHER)),
+        ("/system.slice/containerd.service", host("containerd.service", HostKind.UNIT)),
+        ("/user.slice/user-1000.slice/session-3.scope", host("session-3.scope", HostKind.SESSION)),
+        (f"/docker/{A}", host("docker-aaaaaaaaaaaa", HostKind.CONTAINER, A)),
+        (f"/system.slice/kepler.service/libpod-payload-{A}", host("kepler.service", HostKind.UNIT)),
+        ("/slurm/uid_1/job_2", host("slurm:2", HostKind.JOB)),
+        ("/lxc.payload.web/init.scope", host("lxc.payload.web", HostKind.MACHINE)),
+        (f"{SLICE}/crio-conmon-{A}.scope", host("conmon", HostKind.OTHER)),
+        ("/system.slice/a\x1b[2J\udcff\n.service", host(r"a\x1b[2J\udcff\n.service", HostKind.UNIT)),
     ],
 )
-def test_outside_pods_no_runtime_is_asked(path: str, unit: str) -> None:
+def test_outside_pods_no_runtime_is_asked(path: str, owner: Owner) -> None:
     runtime = FakeRuntime()
     answer = resolver(runtime).resolve(path)
-    assert (answer.owner, answer.final, runtime.asked) == (Owner(OwnerKind.HOST, unit=unit), True, [])
+    assert (answer.owner, answer.final, runtime.asked) == (owner, True, [])
+
+
+def test_plain_container_has_the_name_that_its_engine_knows() -> None:
+    """So does one that contains a node of its own, for whatever is below it."""
+    asked: list[str | None] = []
+
+    def find(claim: PathIdentity) -> PlainContainer | None:
+        asked.append(claim.unit)
+        return PlainContainer("docker:kind", "kindest/node:v1.34") if claim.container_id == A else None
+
+    one = Resolver(lambda: [FakeRuntime()], find_container=find)
+    named = Owner(
+        OwnerKind.HOST, unit="docker:kind", host_kind=HostKind.CONTAINER, container_id=A, image="kindest/node:v1.34"
+    )
+    for path in (f"/docker/{A}", f"/docker/{A}/init.scope", f"/docker/{A}/kubelet.slice{PATH_B}"):
+        assert one.resolve(path).owner == named
+    assert one.resolve(f"/docker/{B}").owner == host("docker-bbbbbbbbbbbb", HostKind.CONTAINER, B)
+    assert set(asked) == {"docker-aaaaaaaaaaaa", "docker-bbbbbbbbbbbb"}
 
 
 def test_forged_pod_below_a_container_stays_with_the_container() -> None:
@@ -119,16 +144,20 @@ def test_forged_pod_below_a_container_that_is_gone_is_nobody_elses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("above", "unit"),
+    ("above", "owner"),
     [
-        ("/user.slice/user-1000.slice/user@1000.service", "user@1000.service"),
-        (f"/docker/{INNER}", "docker-dddddddddddd"),
+        ("/user.slice/user-1000.slice/user@1000.service", host("user@1000.service", HostKind.SESSION)),
+        (f"/docker/{INNER}", host("docker-dddddddddddd", HostKind.CONTAINER, INNER)),
+        ("/system.slice/mine.service", host("mine.service", HostKind.UNIT)),
+        ("/system.slice/mine.service/kubelet.slice", host("mine.service", HostKind.UNIT)),
+        ("/machine.slice/machine-x.scope/payload", host("machine-x.scope", HostKind.MACHINE)),
+        ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", host("slurm:7", HostKind.JOB)),
     ],
 )
-def test_pod_named_below_a_user_or_container_is_theirs(above: str, unit: str) -> None:
+def test_pod_named_below_who_manages_cgroups_is_theirs(above: str, owner: Owner) -> None:
     runtime = FakeRuntime()
-    for path in (above + PATH_B, f"{above}/cri-containerd-{B}.scope"):
-        assert resolver(runtime).resolve(path).owner == Owner(OwnerKind.HOST, unit=unit)
+    for path in (above + PATH, above + PATH_B, f"{above}/cri-containerd-{B}.scope", f"{above}/k8s.io/{B}"):
+        assert resolver(runtime).resolve(path).owner == owner
     assert runtime.asked == []
 
 
@@ -167,6 +196,20 @@ def test_unknown_container_is_asked_again_then_given_up() -> None:
     assert {answer.owner for answer in answers} == {Owner(OwnerKind.UNKNOWN, pod_uid=UID, container_id=A)}
 
 
+def test_image_is_the_containers_and_not_the_sandboxs() -> None:
+    runtime = FakeRuntime()
+    for name, image in (("worker", "cuda:13"), ("", "")):
+        runtime.containers[A] = ContainerInfo(A, name, "ml", "train-0", UID, "cuda:13")
+        assert resolver(runtime).resolve(PATH).owner.image == image
+
+
+def test_static_pod_is_known_by_the_hash_that_the_path_has() -> None:
+    uid = "0123456789abcdef0123456789abcdef"
+    runtime = FakeRuntime(containers={A: ContainerInfo(A, "etcd", "kube-system", "etcd-cp", uid)})
+    for path in (f"/kubepods/burstable/pod{uid}/{A}", f"/kubepods.slice/kubepods-pod{uid}.slice/crio-{A}.scope"):
+        assert resolver(runtime).resolve(path).owner == Owner(OwnerKind.POD, "kube-system", "etcd-cp", "etcd", uid, A)
+
+
 def test_container_that_appears_later_is_found() -> None:
     runtime = FakeRuntime(containers={}, sandboxes={})
     one = resolver(runtime)
@@ -189,7 +232,7 @@ def test_cri_container_without_pod_and_runtime_is_of_the_host_in_the_end() -> No
     one = resolver(FakeRuntime(containers={}, sandboxes={}))
     path = f"/system.slice/cri-containerd-{A}.scope"
     assert one.resolve(path, 0).owner.kind is OwnerKind.UNKNOWN
-    assert one.resolve(path, LAST).owner == Owner(OwnerKind.HOST, unit="containerd-aaaaaaaaaaaa")
+    assert one.resolve(path, LAST).owner == host("containerd-aaaaaaaaaaaa", HostKind.CONTAINER, A)
 
 
 def test_runtime_that_is_down_is_never_taken_as_a_denial() -> None:

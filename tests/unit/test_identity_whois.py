@@ -15,10 +15,12 @@ import pytest
 
 from kubenpu.cli import whois
 from kubenpu.cli.main import main
+from kubenpu.identity.containers import Containers, PlainContainer
 
 CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "cgroup-paths.json").read_text(encoding="utf-8"))
-KEYS = ["path", "kind", "driver", "runtime", "pod_uid", "container_id", "qos", "unit", "reason"]
-UNCOLLECTED = ("unit", "reason")
+KEYS = ["path", "kind", "driver", "runtime", "pod_uid", "container_id", "qos", "unit", "host_kind", "image", "reason"]
+A = "a" * 64
+UNCOLLECTED = ("unit", "host_kind", "image", "reason")
 
 
 def run(*words: str) -> int:
@@ -69,6 +71,27 @@ def test_table_says_how_it_was_decided(capsys: pytest.CaptureFixture[str]) -> No
     assert "outermost container" in row
     assert run(f"/docker/{'a' * 64}", "-o", "wide") == 0
     assert "RUNTIME" in capsys.readouterr().out
+
+
+def test_a_container_has_its_name_where_its_state_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = PlainContainer("docker:train", "cuda:13")
+    monkeypatch.setattr(Containers, "find", lambda _self, claim: named if claim.container_id == A else None)
+    inner = f"/docker/{A}/kubepods/podu/{'b' * 64}"
+    assert run(f"/docker/{A}", inner, "--json") == 0
+    outer, below = json.loads(capsys.readouterr().out)
+    assert (outer["unit"], outer["host_kind"], outer["image"]) == ("docker:train", "container", "cuda:13")
+    assert (below["unit"], below["kind"]) == (None, "pod-container")
+    assert "not believed below docker:train" in below["reason"]
+    assert run(f"/docker/{A}", "-o", "wide") == 0
+    assert "cuda:13" in capsys.readouterr().out
+
+
+def test_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("/system.slice/slurmstepd.scope/job_7/step_0") == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:5] == ["other", "job", "-", "-", "slurm:7"]
 
 
 def test_hostile_name_cannot_break_the_table(

@@ -16,7 +16,6 @@ from kubenpu.kernel import support
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, MECHANISM_NAMES
 from kubenpu.kernel.support import (
     KernelFacts,
-    find_mount,
     mechanism_refusal,
     obstacles,
     parse_bracketed,
@@ -24,6 +23,7 @@ from kubenpu.kernel.support import (
     parse_preemption,
     read_facts,
 )
+from kubenpu.model import mounts
 
 GOOD = KernelFacts(
     release="6.12.117+deb13-amd64",
@@ -147,36 +147,6 @@ def test_preemption(debugfs: str, version: str, cmdline: str, config: str, model
 def test_any_text_gives_an_answer(first: str, second: str, third: str, fourth: str) -> None:
     assert parse_preemption(first, second, third, fourth)
     parse_capabilities(first)
-    mount = find_mount(second, "bpf", "/sys/fs/bpf")
-    assert mount is None or str(mount).startswith("/sys/fs/bpf")
-
-
-MOUNTS = """\
-proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0
-tmpfs /sys/fs/cgroup tmpfs ro,nosuid,nodev,noexec,size=4096k,nr_inodes=1024,mode=755 0 0
-cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate 0 0
-cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,nodev,noexec,relatime,cpu,cpuacct 0 0
-none /sys/fs/bpffs bpf rw,relatime,mode=700 0 0
-bpf /sys/fs/bpf bpf rw,nosuid,nodev,noexec,relatime,mode=700 0 0
-bpf /run/cilium/bpf bpf rw 0 0
-
-broken
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "below", "mount"),
-    [
-        ("bpf", "/sys/fs/bpf", "/sys/fs/bpf"),
-        ("bpf", "/run/", "/run/cilium/bpf"),
-        ("bpf", "/", "/sys/fs/bpffs"),
-        ("cgroup2", "/", "/sys/fs/cgroup/unified"),
-        ("cgroup", "/sys/fs/bpf", None),
-        ("ext4", "/", None),
-    ],
-)
-def test_mounts(kind: str, below: str, mount: str | None) -> None:
-    assert find_mount(MOUNTS, kind, below) == (Path(mount) if mount else None)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +222,10 @@ def test_btf_of_drm_matters_to_functions_of_drm_only() -> None:
 
 # ---- a whole machine ----
 
+MOUNTS = """\
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate 0 0
+bpf /sys/fs/bpf bpf rw,nosuid,nodev,noexec,relatime,mode=700 0 0
+"""
 HOST = {
     "proc/self/mounts": MOUNTS,
     "proc/self/status": "CapPrm:\t000001ffffffffff\nCapEff:\t000000c000200000\n",
@@ -278,7 +252,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     uname = os.uname_result(("Linux", "node", GOOD.release, DYNAMIC, "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: uname)
     monkeypatch.setattr(support, "_PREEMPT_DEBUG", tmp_path / "sys/kernel/debug/sched/preempt")
-    monkeypatch.setattr(support, "Path", lambda name: tmp_path / name.removeprefix("/"))
+    for module in (support, mounts):
+        monkeypatch.setattr(module, "Path", lambda name: tmp_path / name.removeprefix("/"))
     return tmp_path
 
 

@@ -203,13 +203,17 @@ def test_names_survive_a_restart(tmp_path: Path) -> None:
         "[]",
         "null",
         "\xff",
-        '{"format": 1}',
-        '{"format": 1, "boot_id": "b", "names": [[1]]}',
+        '{"format": 2}',
+        '{"format": 2, "boot_id": "b", "names": [[1]]}',
         "{" * 50,
         "[" * 100_000,
     ]
-    + [f'{{"format": 1, "boot_id": "b", "names": [{row}]}}' for row in ('["1", null, "pod"]', '[1, null, "x", 1]')]
-    + ['{"format": 1, "boot_id": "b", "names": [[1, null, "god", "", "", "", "", "", ""]]}'],
+    + [f'{{"format": 2, "boot_id": "b", "names": [{row}]}}' for row in ('["1", null, "pod"]', '[1, null, "x", 1]')]
+    + [
+        f'{{"format": 2, "boot_id": "b", "names": [[1, null, {kinds}, "", "", "", "", "", "", ""]]}}'
+        for kinds in ('"god", ""', '"host", "god"', '"host", 7')
+    ]
+    + ['{"format": 2, "boot_id": "b", "names": [[1, null, "pod", "", "", "", "", "", "", 7]]}'],
     ids=lambda text: repr(text[:80]),
 )
 def test_a_damaged_name_file_is_refused(tmp_path: Path, text: str) -> None:

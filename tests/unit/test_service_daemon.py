@@ -238,7 +238,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_command_without_cgroup_2(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "find_cgroup2_mount", lambda _text: None)
+    monkeypatch.setattr(daemon, "find_mount", lambda _text, _kind: None)
     assert daemon.main(["--config.file", os.devnull]) == 1
     assert "no cgroup version 2 hierarchy is mounted. Boot with systemd.unified" in rig.log.text
 

@@ -273,7 +273,7 @@ def test_any_call_is_refused_or_answered(data: bytes) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
-    owner = Owner(OwnerKind.POD, *[name] * 6)
+    owner = Owner(OwnerKind.POD, name, name, name, name, name, name, image=name)
     view = replace(
         VIEW,
         node=name,

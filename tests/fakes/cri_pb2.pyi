@@ -22,10 +22,16 @@ class ContainerStatusRequest(_Message):
     container_id: str
     def __init__(self, *, container_id: str = ...) -> None: ...
 
+class ImageSpec(_Message):
+    image: str
+    user_specified_image: str
+    def __init__(self, *, image: str = ..., user_specified_image: str = ...) -> None: ...
+
 class ContainerStatus(_Message):
     id: str
+    image: ImageSpec
     labels: Mapping[str, str]
-    def __init__(self, *, id: str = ..., labels: Mapping[str, str] = ...) -> None: ...
+    def __init__(self, *, id: str = ..., image: ImageSpec = ..., labels: Mapping[str, str] = ...) -> None: ...
 
 class ContainerStatusResponse(_Message):
     status: ContainerStatus

@@ -42,6 +42,7 @@ class FakePod:
     containers: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
+    image: cri_pb2.ImageSpec = field(default_factory=cri_pb2.ImageSpec)
 
     def sandbox_labels(self) -> dict[str, str]:
         return {
@@ -125,7 +126,7 @@ class FakeCri:
                 if container_id.startswith(request.container_id):  # as the real ones do
                     labels = pod.sandbox_labels() | {"io.kubernetes.container.name": name}
                     return cri_pb2.ContainerStatusResponse(
-                        status=cri_pb2.ContainerStatus(id=container_id, labels=labels)
+                        status=cri_pb2.ContainerStatus(id=container_id, image=pod.image, labels=labels)
                     )
         return context.abort(grpc.StatusCode.NOT_FOUND, f'container "{request.container_id}": not found')
 

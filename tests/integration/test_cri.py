@@ -6,10 +6,12 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -38,6 +40,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 PATH = f"/kubepods/burstable/pod{UID}/{A}"
 SHORT_S = 0.3
 PATIENCE_S = 10.0
+EMPTY_SETTINGS = bytes(3) + b"\x04" + bytes(5)  # of HTTP/2: the server is ready
 
 
 class Clock:
@@ -82,6 +85,69 @@ def test_container_and_sandbox(client: CriClient) -> None:
     assert client.sandbox(BOX) == SandboxInfo(BOX, "ml", "train-0", UID)
     assert client.sandbox_of_pod(UID) == SandboxInfo(BOX, "ml", "train-0", UID)
     assert client.version() == RuntimeVersion("containerd", "fake")
+
+
+@pytest.mark.parametrize(
+    ("image", "shown"),
+    [
+        (cri_pb2.ImageSpec(image="sha256:0a"), "sha256:0a"),
+        (cri_pb2.ImageSpec(image="sha256:0a", user_specified_image="ghcr.io/train:1"), "ghcr.io/train:1"),
+        (cri_pb2.ImageSpec(image="x\n" + "y" * 400), r"x\n" + "y" * 253),
+    ],
+    ids=["runtime's", "pod's", "hostile"],
+)
+def test_image_of_a_container(server: FakeCri, client: CriClient, image: cri_pb2.ImageSpec, shown: str) -> None:
+    server.pods[0].image = image
+    container = client.container(A)
+    assert container is not None
+    assert container.image == shown
+
+
+def test_authority_is_no_socket_path(tmp_path: Path) -> None:
+    """gRPC's own would be the percent-encoded path, which servers in Rust and Go refuse. Read off the wire."""
+    path = tmp_path / "wire.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        client = CriClient(path, PATIENCE_S)
+        asking = pool.submit(client.version)
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(EMPTY_SETTINGS)
+            sent = b""
+            while b"localhost" not in sent and b"wire.sock" not in sent:
+                received = connection.recv(65536)
+                assert received, "the client hung up"
+                sent += received
+        with pytest.raises(SourceError):
+            asking.result(PATIENCE_S)
+        client.close()
+    assert b"wire.sock" not in sent
+
+
+def test_two_runtimes_on_one_node_each_with_its_own_pods(server: FakeCri, tmp_path: Path) -> None:
+    """As a node that moves from one runtime to another; one of them is restarted and knows all that it knew."""
+    other_uid, other_id = "99999999-8888-7777-6666-555555555555", "b" * 64
+    other = FakeCri(tmp_path / "crio.sock", [FakePod(other_uid, "shop", "web", "d" * 64, {other_id: "nginx"})], "cri-o")
+    other.start()
+    clock = Clock()
+    runtimes = Runtimes(None, PATIENCE_S, clock, [server.path, other.path])
+    resolver = Resolver(runtimes.clients)
+    other_path = f"/kubepods.slice/kubepods-pod{other_uid.replace('-', '_')}.slice/crio-{other_id}.scope"
+
+    def names() -> list[str]:
+        clock.now += BACKOFF_MAX_S
+        return [resolver.resolve(path).owner.container for path in (PATH, other_path)]
+
+    assert names() == ["worker", "nginx"]
+    other.stop()
+    assert names() == ["worker", ""]
+    other.start()
+    until(lambda: names() == ["worker", "nginx"])
+    runtimes.close()
+    other.stop()
 
 
 def test_absent_is_none(client: CriClient) -> None:

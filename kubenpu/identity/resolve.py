@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kubenpu.identity.cgroup import CONMON_UNIT, explain, maker, parse_path, uid_key
-from kubenpu.identity.containers import PlainContainer
 from kubenpu.identity.cri import Clock, ContainerInfo, SandboxInfo
 from kubenpu.identity.names import UNIT_MAX, clean_name
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind, PathIdentity, PathKind, Resolution
+
+if TYPE_CHECKING:
+    from kubenpu.identity.containers import PlainContainer
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 GIVE_UP_S = sum(RETRY_S)

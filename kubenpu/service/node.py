@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubenpu import __version__
 from kubenpu.config.settings import Settings
 from kubenpu.devices.chardevs import event_subsystems
 from kubenpu.devices.tables import load_heads
-from kubenpu.identity.containers import Containers
 from kubenpu.identity.cri import Runtimes
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.labels import PodLabels
@@ -34,10 +34,13 @@ from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import read_names, write_names
 from kubenpu.model.device import Visibility
 from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
-from kubenpu.model.identity import Owner, OwnerKind, Resolution
+from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
 from kubenpu.model.sample import HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, apply_rules, read_inventory
+
+if TYPE_CHECKING:
+    from kubenpu.identity.containers import Containers, PlainContainer
 
 log = logging.getLogger(__name__)
 SIMULATED_MARK = "kubenpu-simulated"
@@ -58,11 +61,11 @@ class Node:
         self._settings = settings
         self._mount = cgroup_mount
         self._runtimes = Runtimes(settings.cri_sockets or None)
-        self._containers = Containers()
+        self._containers: Containers | None = None
         self._resolver = Resolver(
             self._runtimes.clients,
             nested_node=not sees_whole_tree(cgroup_mount),
-            find_container=self._containers.find,
+            find_container=self._find_container,
         )
         self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
         self._lock = threading.Lock()
@@ -218,8 +221,18 @@ class Node:
             before = self._sources.get(name)
             took = before.duration_seconds if seconds is None and before is not None else seconds or 0.0
             self._note(name, runtime.trouble, took)
-        if self._containers.trouble is not None:
+        if self._containers is not None and self._containers.trouble is not None:
             self._note("containers", self._containers.trouble, 0.0)
+
+    def _find_container(self, claim: PathIdentity) -> PlainContainer | None:
+        """The name of a plain container. Nodes of a cluster have none, and do not load what reads them."""
+        if claim.kind is not PathKind.PLAIN_CONTAINER:
+            return None
+        if self._containers is None:
+            from kubenpu.identity.containers import Containers  # noqa: PLC0415
+
+            self._containers = Containers()
+        return self._containers.find(claim)
 
     def _path(self, sample: KernelSample, cgroup_id: int) -> str | None:
         """Where a cgroup is or was, None when nobody knows. A path cut short still holds its pod segment."""

@@ -70,11 +70,12 @@ def test_every_spelling_of_a_pod(fake_cri: FakeCri, virtio: DrmDevice, spelling:
 
 
 def test_what_looks_like_a_pod_and_is_none(fake_cri: FakeCri, virtio: DrmDevice) -> None:
-    """R13, the forms that are not: a runtime's own unit, conmon, a plain container."""
+    """R13, the forms that are not: a runtime's own unit, conmon, a plain container; a job."""
     plain = _id()
     units = {
         "/system.slice/containerd-like.service": "containerd-like.service",
         f"/system.slice/docker-{plain}.scope": f"docker-{plain[:12]}",
+        "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0": "slurm:4711",
         f"/kubepods.slice/crio-conmon-{_id()}.scope": "conmon",
     }
     for path, unit in units.items():
@@ -82,6 +83,19 @@ def test_what_looks_like_a_pod_and_is_none(fake_cri: FakeCri, virtio: DrmDevice)
             done = handmade.run(path, "--node", virtio.render, "--do", "getparam:9")
             wait.until(unit, partial(service.counted, "kubenpu_host_ioctl_total", unit=unit), 30)
             assert service.counted("kubenpu_host_ioctl_total", unit=unit) == {"other": done.total}
+
+
+def test_a_pod_forged_by_a_service_is_the_services(fake_cri: FakeCri, virtio: DrmDevice) -> None:
+    """One with Delegate= may give its cgroups any name."""
+    container = _id()
+    pod = _pod("robbed", container)
+    fake_cri.pods.append(pod)
+    forged = "/system.slice/forger.service" + _spellings(pod.uid, container)["systemd"]
+    with handmade.cgroup(forged):
+        done = handmade.run(forged, "--node", virtio.render, "--do", "getparam:7")
+        wait.until("its calls", partial(service.counted, "kubenpu_host_ioctl_total", unit="forger.service"), 30)
+        assert service.counted("kubenpu_host_ioctl_total", unit="forger.service") == {"other": done.total}
+    assert not service.counted("kubenpu_ioctl_total", pod="robbed")
 
 
 def test_a_forged_pod_inside_a_container_stays_the_containers(fake_cri: FakeCri, virtio: DrmDevice) -> None:

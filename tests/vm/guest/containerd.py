@@ -60,13 +60,14 @@ def start() -> None:
     Path("/etc/containerd/config.toml").write_text(CONFIG + "".join(handlers))
     subprocess.run(["systemctl", "restart", "containerd"], check=True)
     with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-        archive.write(_docker_archive())
+        archive.write(docker_archive())
         archive.flush()
         command = ["ctr", "--namespace", "k8s.io", "images", "import", archive.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def _docker_archive() -> bytes:
+def docker_archive() -> bytes:
+    """IMAGE as `docker save` writes it."""
     layer = _tar({"bin/busybox": Path("/bin/busybox").read_bytes(), "bin/workload": tally.WORKLOAD.read_bytes()}, 0o755)
     config = {
         "architecture": "amd64",

@@ -74,6 +74,7 @@ _BARE_FORMS: Mapping[str, _Form] = {
     "actions_job": _FORMS["docker"],
     "k8s.io": _FORMS["cri-containerd"],
     "vc": _FORMS["kata"],
+    "kata_overhead": _FORMS["kata"],
     "..": _Form(None, PathKind.POD_CONTAINER, PathKind.OTHER),
 }
 """Bare 64-digit names by the directory they are in; elsewhere the runtime does not show."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
 from kubenpu.kernel.pins import Pins, write_state
@@ -128,10 +129,11 @@ class FakeRuntime:
 
 @dataclass
 class FakeResolver:
-    """`answer` says what every path is; `asked` keeps the questions."""
+    """`answer` says what every path is; `asked` keeps the questions, `options` what it was made with."""
 
     answer: Callable[[str], Resolution | None] = lambda _path: DENIED
     asked: list[dict[str, int]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def resolve_many(self, attempts: Mapping[str, int], _deadline_s: float) -> dict[str, Resolution]:
         self.asked.append(dict(attempts))
@@ -168,6 +170,10 @@ class World:
             fresh.touch()
             fresh.replace(path)
         write_state(self.settings.run_directory, (hook,), None)
+
+    def make_resolver(self, *_runtimes: object, **options: Any) -> FakeResolver:
+        self.resolver.options = options
+        return self.resolver
 
     def open_store(self, directory: Path) -> FakeStore:
         self.stores.append(FakeStore(directory))

@@ -162,10 +162,14 @@ def test_every_query_of_dashboard_and_readme_parses(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def answers(directory: Path, expected: dict[str, float]) -> bool:
-    """Whether these expressions have these values, without labels, at the end of the two hours of use.yml."""
+def answers(directory: Path, expected: dict[str, float], more: dict[str, str] | None = None) -> bool:
+    """Whether these expressions have these values, without labels, at the end of the two hours of use.yml.
+
+    `more`: further series of it, with their values.
+    """
     document = yaml.safe_load((TESTS / "use.yml").read_text())
     nodes = document["tests"][0]
+    nodes["input_series"] += [{"series": series, "values": values} for series, values in (more or {}).items()]
     nodes["promql_expr_test"] = [
         {"expr": expr, "eval_time": "2h", "exp_samples": [{"labels": "{}", "value": value}]}
         for expr, value in expected.items()
@@ -189,6 +193,18 @@ def test_the_dashboard_shows_what_the_rules_record(tmp_path: Path) -> None:
     assert answers(tmp_path, {expr: there_are[shown] for expr, shown in equal.items()})
     assert answers(tmp_path, {f"count({shown})": number for shown, number in there_are.items()})
     assert answers(tmp_path, {f"sum({failed})": 240 * 3})
+
+
+def test_pods_that_lived_between_two_scrapes(tmp_path: Path) -> None:
+    """R07: 500 calls in five seconds, twenty times; the first scrape that sees one sees all of them."""
+    labels = 'job="kubenpu", instance="a", namespace="r07", container="main", device="0", vendor="i915"'
+    series = {
+        f'kubenpu_ioctl_total{{{labels}, pod="p{n}", kind="{kind}"}}': f"_x{300 + n} {calls}x40 stale"
+        for n in range(20)
+        for kind, calls in (("submit", 500), ("other", 0))
+    }
+    query = documented_queries()["per pod"].replace('kind="submit"', 'kind="submit", namespace="r07"')
+    assert answers(tmp_path, {f"count({query} == 500)": 20, f"sum({query})": 10_000}, series)
 
 
 def test_hours_add_up_to_a_day(tmp_path: Path) -> None:

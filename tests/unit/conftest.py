@@ -126,7 +126,7 @@ def rig(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path)
     monkeypatch.setattr(service_node, "CounterStore", made.open_store)
-    monkeypatch.setattr(service_node, "Resolver", lambda *_arguments, **_options: made.resolver)
+    monkeypatch.setattr(service_node, "Resolver", made.make_resolver)
     monkeypatch.setattr(service_node, "Runtimes", lambda _sockets: made)
     monkeypatch.setattr(service_node, "boot_seconds", lambda: made.now)
     yield made

@@ -82,6 +82,8 @@ def resolver(*runtimes: FakeRuntime, nested_node: bool = False) -> Resolver:
         (SLICE, TRAIN_POD),
         (f"/kubepods/pod{UID}/kata_{BOX}", TRAIN_POD),
         (f"{SLICE}/crio-{BOX}", TRAIN_POD),
+        (f"/vc/{BOX}", TRAIN_POD),
+        (f"/kata_overhead/{BOX}", TRAIN_POD),
         (f"/system.slice/cri-containerd-{A}.scope", TRAIN),
         (f"/k8s.io/{BOX}", TRAIN_POD),
     ],

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
+from kubenpu.identity import containers
+from kubenpu.identity.cgroup import parse_path
 from kubenpu.identity.resolve import RETRY_S
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
 from kubenpu.model.view import View
 from kubenpu.service.node import NAMES_NAME, Node
-from tests.fakes.node_world import CLAIM, CONFIRMED, POD, POD_PATH, World, owners, source
+from tests.fakes.node_world import CLAIM, CONFIRMED, DENIED, ID, POD, POD_PATH, World, owners, source
 from tests.fakes.sim_plan import DEVICES
 from tests.fakes.sim_sysfs import write_sysfs
 
@@ -111,6 +115,31 @@ def test_a_slow_runtime_does_not_hold_up_a_scrape(world: World, node: Node) -> N
         go_on.set()
         thread.join(20)
     assert owners(node.view()) == [POD]
+
+
+def test_state_of_plain_containers_is_a_source_as_soon_as_there_is_one(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the node is well without it."""
+    monkeypatch.setattr(containers, "_DOCKER_DATA", (str(tmp_path),))
+    file = tmp_path / "containers" / ID / "config.v2.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    find = world.resolver.options["find_container"]
+    world.resolver.answer = lambda path: (find(parse_path(path)), DENIED)[1]
+    world.work(70)
+    node.resolve()
+    assert "containers" not in {each.source for each in node.view().sources}
+    world.work(71, f"/docker/{ID}")
+    node.resolve()
+    up, reason = source(node, "containers")
+    assert not up
+    assert str(file) in reason
+    file.write_text(json.dumps({"ID": ID, "Name": "/train", "Config": {"Image": "cuda:13"}}))
+    world.now += RETRY_S[0]
+    node.resolve()
+    assert source(node, "containers") == (True, "")
+    assert find(parse_path(f"/docker/{ID}")) == ("docker:train", "cuda:13")
 
 
 def test_each_runtime_is_a_source(world: World, node: Node) -> None:

@@ -43,6 +43,8 @@ _KEEPER = re.compile(
     r"(?:kubelet|containerd|crio|docker|cri-docker|k3s(?:-.+)?|rke2-.+|k0s.+|snap\.(?:microk8s|k8s)\..+)\.service"
 )
 """Services that have pods below them: the kubelet, and runtimes that are not told where to put containers."""
+_PLACES_MAX = 4
+"""How many sessions and services, one below the other, are looked at; nobody nests more that keep pods."""
 _MACHINES = ("machine.slice", "qemu.slice")
 _QOS = ("burstable", "besteffort")
 
@@ -156,15 +158,19 @@ def maker(path: str, nested_node: bool = False) -> PathIdentity | None:
     found = _first_pod(segments)
     index = found[0] if found else next((i for i, pair in enumerate(pairwise(["", *segments])) if _container(*pair)), 0)
     above = segments[:index]
-    while above:
+    for _ in range(_PLACES_MAX):
+        if not above:
+            return None
         place = _place(above)
-        if not (nested_node and place.host_kind in (HostKind.CONTAINER, HostKind.MACHINE)):
-            return None if _trusted(place, above) else parse_path("/" + "/".join(segments[:index]))
-        nested_node, above = False, above[place.depth :]
-    return None
+        is_node = nested_node and place.host_kind in (HostKind.CONTAINER, HostKind.MACHINE)
+        if not is_node and not _trusted(place, above):
+            break
+        nested_node, above = nested_node and not is_node, above[place.depth :]
+    return parse_path("/" + "/".join(segments[:index]))
 
 
 def _trusted(place: _Place, segments: Sequence[str]) -> bool:
+    """Whether pods may be below this place, unless there is another one between."""
     match place.host_kind:
         case HostKind.OTHER:
             return True

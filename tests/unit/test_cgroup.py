@@ -199,6 +199,9 @@ def test_container_is_looked_for_directly_below_the_pod_only() -> None:
         ("/system.slice/slurmstepd.scope/job_1/step_0/user/task_0", "slurm:1"),
         (f"/nomad/{UID_B}.web", f"nomad:{UID_B}.web"),
         ("/slurm/uid_1/job_2/step_0", "slurm:2"),
+        (f"/user.slice/user-0.slice/user@0.service/user.slice/docker-{B}.scope", "user@0.service"),
+        (f"/system.slice/k3s.service/docker/{B}", "k3s.service"),
+        (f"/system.slice/k3s.service/mine.service/{B}", "k3s.service"),
     ],
 )
 def test_who_may_have_forged_the_pod_segment(above: str, unit: str) -> None:
@@ -292,7 +295,20 @@ def test_nothing_below_a_container_changes_whose_it_is(below: str) -> None:
     assert maker(f"{POD_A}/{below}") is None
 
 
-SHORT_PIECES = ("-", "/", "a", "x/", "pod1/", "kubepods-", "kubepods/", "user.slice/", "\udcff", f"{A}/")
+SHORT_PIECES = (
+    "k3s.service/",
+    "user.slice/user-0.slice/s.scope/",
+    "-",
+    "/",
+    "a",
+    "x/",
+    "pod1/",
+    "kubepods-",
+    "kubepods/",
+    "user.slice/",
+    "\udcff",
+    f"{A}/",
+)
 LONG_PIECES = (
     "htcondor/_slot1@",
     "slurm_",
@@ -307,7 +323,7 @@ LONG_PIECES = (
 @pytest.mark.parametrize("piece", SHORT_PIECES + LONG_PIECES)
 def test_time_is_linear_in_the_length(piece: str) -> None:
     def seconds(length: int) -> float:
-        path = "/" + (piece * (length // len(piece) + 1))[:length]
+        path = "/" + (piece * (length // len(piece) + 1))[:length] + POD_A
         started = time.process_time()
         parse_path(path)
         maker(path)

@@ -87,14 +87,16 @@ class Containers:
 
 
 def _find_docker(root: Path, container_id: str) -> tuple[str, str] | None:
+    """With userns-remap all of it is in a directory named after the first user and group."""
     for data in _places(root, _setting(root, ("/etc/docker/daemon.json",), "data-root"), _DOCKER_DATA):
-        path = data / "containers" / container_id / "config.v2.json"
-        match _read_json(path):
-            case None:
-                continue
-            case {"ID": str(found), "Name": str(name), "Config": {"Image": str(image)}} if found == container_id:
-                return name.removeprefix("/"), image
-        raise _unusable(path)
+        for place in (data, *_glob(data, "[0-9]*.[0-9]*")):
+            path = place / "containers" / container_id / "config.v2.json"
+            match _read_json(path):
+                case None:
+                    continue
+                case {"ID": str(found), "Name": str(name), "Config": {"Image": str(image)}} if found == container_id:
+                    return name.removeprefix("/"), image
+            raise _unusable(path)
     return None
 
 

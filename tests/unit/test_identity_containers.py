@@ -84,6 +84,11 @@ def test_docker_is_asked_where_it_keeps_its_data(tmp_path: Path, settings: str) 
     assert find(tmp_path, f"/docker/{DOCKER_ID}") == TRAIN
 
 
+def test_docker_with_remapped_users(tmp_path: Path) -> None:
+    write_docker(tmp_path, data=f"{DOCKER_DATA}/100000.100000")
+    assert find(tmp_path, f"/docker/{DOCKER_ID}") == TRAIN
+
+
 @pytest.mark.parametrize(
     ("settings", "place"),
     [

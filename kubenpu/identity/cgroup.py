@@ -333,13 +333,13 @@ def _name(segments: Sequence[str], parent: str, segment: str) -> tuple[str, Host
         return CONMON_UNIT, HostKind.OTHER
     if container:
         return f"{container.word}-{container.id[:12]}", HostKind.CONTAINER
-    if segment.startswith("lxc.payload."):
+    is_machine = segments[0] in _MACHINES and parent != "" and not _is_slice(segment)
+    if is_machine or segment.startswith("lxc.payload."):
         return segment, HostKind.MACHINE
     if segment.endswith((".service", ".scope")):
         if len(segment) <= NAME_MAX and _APPTAINER.fullmatch(segment):
             return segment, HostKind.CONTAINER
-        is_machine = segments[0] in _MACHINES or segment.startswith("systemd-nspawn@")
-        return segment, HostKind.MACHINE if is_machine else HostKind.UNIT
+        return segment, HostKind.MACHINE if segment.startswith("systemd-nspawn@") else HostKind.UNIT
     if parent == segments[0] and parent in _NAMED_CONTAINERS and not _BARE_ID.fullmatch(segment):
         kind = HostKind.MACHINE if parent == "lxc" else HostKind.CONTAINER
         return f"{_NAMED_CONTAINERS[parent][0] or parent}-{segment}", kind

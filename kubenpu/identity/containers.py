@@ -67,7 +67,7 @@ class Containers:
         if known is not None:
             return known
         self.trouble = ""
-        for engine in ENGINES:
+        for engine in _ENGINES:
             if claim.runtime in (engine.runtime, None):
                 try:
                     found = engine.find(self._root, container_id)
@@ -137,7 +137,7 @@ def _find_nerdctl(root: Path, container_id: str) -> tuple[str, str] | None:
     return None
 
 
-ENGINES = (
+_ENGINES = (
     _Engine("docker", "docker", _find_docker),
     _Engine("podman", "podman", _find_podman),
     _Engine("nerdctl", "containerd", _find_nerdctl),

@@ -95,8 +95,8 @@ def test_authority_is_no_socket_path(tmp_path: Path) -> None:
                 received = connection.recv(65536)
                 assert received, "the client hung up"
                 sent += received
-        client.close()
-        with pytest.raises(SourceError, match="CANCELLED"):
+            client.close()
+        with pytest.raises(SourceError):
             asking.result(PATIENCE_S)
     assert b"wire.sock" not in sent
 

@@ -104,7 +104,7 @@ def _find_podman(root: Path, container_id: str) -> tuple[str, str] | None:
     """Containers that go when they end are in a file of their own; which of the two places depends on a setting."""
     for data in _places(root, _setting(root, _PODMAN_SETTINGS, "storage", "graphroot"), _PODMAN_DATA):
         for path in (*_glob(data, "*-containers/containers.json"), *_glob(data, "*-containers/volatile-*.json")):
-            entries = _read_json(path)
+            entries = _read_json(path, container_id)
             if not isinstance(entries, list | None):
                 raise _unusable(path)
             for entry in entries or ():
@@ -176,11 +176,11 @@ def _glob(directory: Path, pattern: str) -> Iterator[Path]:
         raise SourceError(f"cannot look into {directory}: {error.strerror}") from error
 
 
-def _read_json(path: Path) -> object:
-    """None: there is no such file."""
+def _read_json(path: Path, about: str = "") -> object:
+    """None: there is no such file, or nothing of `about` in it, which is quicker to tell than what else is."""
     content = _read(path)
     try:
-        return None if content is None else json.loads(content)
+        return None if content is None or about.encode() not in content else json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _unusable(path) from error
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.identity.cgroup import parse_path
-from kubenpu.identity.containers import REMEMBERED, Containers, PlainContainer
+from kubenpu.identity.containers import Containers, PlainContainer
 from kubenpu.model.files import MAX_FILE_BYTES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "containers"
@@ -122,12 +122,14 @@ def test_nerdctl(tmp_path: Path, path: str) -> None:
     assert find(tmp_path, path) == PlainContainer("nerdctl:train", "")
 
 
-def test_what_was_found_once_is_not_looked_for_again(tmp_path: Path) -> None:
+def test_what_was_found_once_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what is remembered is bounded."""
+    monkeypatch.setattr("kubenpu.identity.containers.REMEMBERED", 4)
     containers, file = Containers(tmp_path), write_docker(tmp_path)
     assert containers.find(parse_path(f"/docker/{DOCKER_ID}")) == TRAIN
     file.unlink()
     assert containers.find(parse_path(f"/docker/{DOCKER_ID}/later")) == TRAIN
-    for number in range(REMEMBERED):
+    for number in range(4):
         write(tmp_path, "var/lib/nerdctl/x/names/default/n", f"{number:064x}")
         assert containers.find(parse_path(f"/default/{number:064x}")) is not None
     assert containers.find(parse_path(f"/docker/{DOCKER_ID}")) is None

@@ -84,6 +84,7 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
     known = [(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in sorted(names)]
+    connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
     seen = {(device, measure) for _, device, _, measure, _ in usage}
     connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", [*known, *seen])
     _store_labels(connection, ids, snapshot)
@@ -153,6 +154,7 @@ class _Ids:
         self._connection = connection
         self._measures: dict[str, int] = dict(connection.execute("SELECT name, id FROM measure"))
         self._workloads: dict[Names, int] = {}
+        self.other_driver: set[int] = set()  # devices whose vendor is another one than before
 
     def one(self, table: str, column: str, value: str) -> int:
         return self._find(table, (column,), (value,))
@@ -164,9 +166,11 @@ class _Ids:
 
     def device(self, address: str, vendor: str | None) -> int:
         number = self.one("device", "address", address)
-        self._connection.execute(
+        changed = self._connection.execute(
             "UPDATE device SET vendor = ? WHERE id = ? AND vendor IS NOT ?", (vendor, number, vendor)
         )
+        if changed.rowcount:
+            self.other_driver.add(number)
         return number
 
     def workload(self, names: Names) -> int:

@@ -60,9 +60,11 @@ def read_usage(
         known = _measured(connection)
     rows = []
     for number, address, vendor in devices:
-        for group in sorted((g for g in amounts if g.device == number), key=lambda g: (g.part < 0, g.part, g.names)):
+        groups = sorted((g for g in amounts if g.device == number), key=lambda g: (g.part < 0, g.part, g.names))
+        measured = dict.fromkeys((*known.get(number, ()), *(name for group in groups for name in amounts[group])))
+        for group in groups:
             part = _PARTS.get(group.part, Part.WORKLOAD)
-            shown = {name: amounts[group].get(name, 0) for name in known.get(number, ()) if _fits(part, name)}
+            shown = {name: amounts[group].get(name, 0) for name in measured if _fits(part, name)}
             names = dict(zip(("label",) if by.startswith(BY_LABEL) else _COLUMNS[by], group.names, strict=False))
             rows.append(UsageRow(part, address, vendor, begin_ms / 1000, end_ms / 1000, shown, **names))
     return rows

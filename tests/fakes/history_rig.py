@@ -51,6 +51,10 @@ class Rig:
     departed: dict[str, Values] = field(default_factory=lambda: {GPU: NOTHING, NPU: NOTHING})
     labels: dict[Names, dict[str, str]] = field(default_factory=dict)
     present: frozenset[str] = frozenset({GPU, NPU})
+    vendors: dict[str, str | None] = field(default_factory=lambda: {GPU: "i915", NPU: None})
+    measured: dict[str, frozenset[str]] = field(
+        default_factory=lambda: {GPU: ALL, NPU: ALL - {"calls.submit", "errors.submit"}}
+    )
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.path, self.bounds)
@@ -84,12 +88,12 @@ class Rig:
             taken_ns=self.boot_ms * 1_000_000,
             unix_ms=self.wall_ms,
             counting_ns={} if self.counting_ms is None else dict.fromkeys(self.devices, self.counting_ms * 1_000_000),
-            devices={GPU: "i915", NPU: None},
+            devices=dict(self.vendors),
             present=self.present,
             device_totals=dict(self.devices),
             departed=dict(self.departed),
             workloads={key: Total(values, self.first_ns[key]) for key, values in self.totals.items()},
-            measured={GPU: ALL, NPU: ALL - {"calls.submit", "errors.submit"}},
+            measured=dict(self.measured),
             labels={names: dict(labels) for names, labels in self.labels.items()},
         )
 

@@ -122,7 +122,12 @@ class Map:
 
     @classmethod
     def pinned(cls, path: Path) -> Map:
-        return cls(open_pin(path))
+        fd = open_pin(path)
+        try:
+            return cls(fd)
+        except KernelError:
+            os.close(fd)
+            raise
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -173,7 +178,14 @@ class Map:
         """The values of a BPF_F_MMAPABLE array as shared memory, read and write."""
         stride = (self.shape.value_size + 7) // 8 * 8
         size = -(-stride * self.shape.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
-        return mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return _mapped(self.fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _mapped(fd: int, size: int, protection: int, offset: int = 0) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, protection, offset=offset)
+    except OSError as e:
+        raise KernelError(f"cannot map a BPF map into memory: {e.strerror}") from e
 
 
 class Bell:
@@ -185,8 +197,8 @@ class Bell:
     def __init__(self, ring: Map) -> None:
         self.fd = ring.fd
         page = mmap.PAGESIZE
-        self._consumer = mmap.mmap(ring.fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._producer = mmap.mmap(ring.fd, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer = _mapped(ring.fd, page, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._producer = _mapped(ring.fd, page, mmap.PROT_READ, page)
         self._consumed = memoryview(self._consumer).cast("Q")
         self._produced = memoryview(self._producer).cast("Q")
 

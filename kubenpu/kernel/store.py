@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
@@ -59,6 +60,22 @@ class CounterStore:
         """`directory`: the pin directory. Raises KernelError when kubenpu-probe has not made the maps."""
         self._pins = Pins(directory)
         self._maps: dict[str, bpf.Map] = {}
+        with ExitStack() as undo:
+            undo.callback(self._close_maps)
+            self._open_maps()
+            self._cpus = bpf.possible_cpus()
+            views = {name: memoryview(self._maps[name].memory()) for name in _MAPPED}
+            self.bell = bpf.Bell(self._maps["announce"])
+            undo.pop_all()
+        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses, *_ = (
+            views.values()
+        )
+        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"])
+        self._words = self._cells.cast("Q")
+        self._known: dict[int, CgroupRecord] = {}
+        self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
+
+    def _open_maps(self) -> None:
         try:
             for name in (*_SHAPES, "announce"):
                 self._maps[name] = bpf.Map.pinned(self._pins.map(name))
@@ -67,23 +84,9 @@ class CounterStore:
             if by_id.exists():
                 self._maps["by_id"] = bpf.Map.pinned(by_id)
         except FileNotFoundError as e:
-            self._close_maps()
             raise KernelError(
                 f"no counters are pinned below {self._pins.root}", "Start kubenpu-probe (kubenpu-probe load)"
             ) from e
-        except KernelError:
-            self._close_maps()
-            raise
-        self._cpus = bpf.possible_cpus()
-        views = {name: memoryview(self._maps[name].memory()) for name in _MAPPED}
-        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses, *_ = (
-            views.values()
-        )
-        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"])
-        self._words = self._cells.cast("Q")
-        self._known: dict[int, CgroupRecord] = {}
-        self.bell = bpf.Bell(self._maps["announce"])
-        self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
 
     def _check_shapes(self) -> None:
         for name, kind in _SHAPES.items():

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import os
 
 import pytest
@@ -187,6 +189,26 @@ def test_unloading_leaves_nothing(hooked: Hooked) -> None:
     assert not hooked.pins.directory.exists()
     with pytest.raises(KernelError, match="kubenpu-probe load"):
         CounterStore(hooked.pins.directory)
+
+
+def test_a_store_that_cannot_map_its_maps_gives_them_back(hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked.load()
+    before, mapped = os.listdir("/proc/self/fd"), mmap.mmap
+    left = 0
+
+    def refuse_in_the_end(*words: int, **more: int) -> mmap.mmap:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mapped(*words, **more)
+
+    monkeypatch.setattr(mmap, "mmap", refuse_in_the_end)
+    for good in (0, 5, 10, 11):  # ten maps, then the two parts of the bell
+        left = good
+        with pytest.raises(KernelError, match="Cannot allocate memory"):
+            CounterStore(hooked.pins.directory)
+        assert os.listdir("/proc/self/fd") == before
 
 
 def test_only_one_reader_may_fold(hooked: Hooked) -> None:

@@ -37,15 +37,25 @@ struct {
 	__type(value, struct knpu_table);
 } tables SEC(".maps");
 
-/* Commands that the VFS answers for every file: the driver never sees them. */
+/* Commands that the VFS (do_vfs_ioctl) answers for device nodes too: the driver never sees them. Not those that it hands
+ * on where the file system has no answer of its own: FIONREAD and the get and set of file attributes. */
 static __always_inline int is_of_vfs(__u32 cmd)
 {
 	switch (cmd) {
-	case 0x5421:	/* FIONBIO */
-	case 0x5450:	/* FIONCLEX */
-	case 0x5451:	/* FIOCLEX */
-	case 0x5452:	/* FIOASYNC */
-	case 0x5460:	/* FIOQSIZE */
+	case 0x2:		/* FIGETBSZ */
+	case 0x5421:		/* FIONBIO */
+	case 0x5450:		/* FIONCLEX */
+	case 0x5451:		/* FIOCLEX */
+	case 0x5452:		/* FIOASYNC */
+	case 0x5460:		/* FIOQSIZE */
+	case 0xc0045877:	/* FIFREEZE */
+	case 0xc0045878:	/* FITHAW */
+	case 0xc020660b:	/* FS_IOC_FIEMAP */
+	case 0x40049409:	/* FICLONE */
+	case 0x4020940d:	/* FICLONERANGE */
+	case 0xc0189436:	/* FIDEDUPERANGE */
+	case 0x80111500:	/* FS_IOC_GETFSUUID, since 6.9 */
+	case 0x80811501:	/* FS_IOC_GETFSSYSFSPATH, since 6.9 */
 		return 1;
 	}
 	return 0;

@@ -35,6 +35,15 @@ TABLES = (
     CommandTable(0xFF, APEX, kinds(free=8)),
 )
 
+# do_vfs_ioctl of Linux 6.12, as far as it answers for device nodes.
+OF_VFS = (
+    *(0x5421, 0x5450, 0x5451, 0x5452, 0x5460, 2),  # FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE, FIGETBSZ
+    *(0xC0045877, 0xC0045878, 0xC020660B),  # FIFREEZE, FITHAW, FS_IOC_FIEMAP
+    *(0x40049409, 0x4020940D, 0xC0189436),  # FICLONE, FICLONERANGE, FIDEDUPERANGE
+    *(0x80111500, 0x80811501),  # FS_IOC_GETFSUUID, FS_IOC_GETFSSYSFSPATH
+)
+HANDED_ON = (0x541B, 0x80086601, 0x40086602, 1)  # FIONREAD, FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FIBMAP
+
 
 def ready(hooked: Hooked, rules: Iterable[NodeRule]) -> CounterStore:
     hooked.load()
@@ -82,11 +91,14 @@ def test_four_threads_at_full_rate_are_exact(hooked: Hooked) -> None:
 
 def test_other_devices_and_calls_of_the_vfs_are_not_counted(hooked: Hooked) -> None:
     store = ready(hooked, [rule(0, 0, TABLES), rule(196, 2, major=10, whole=False)])
-    for rdev, cmd in ((136 << 20, 0x5401), (10 << 20 | 229, 8), (MAJOR << 20, 0x5421), (MAJOR << 20, 0x5451), (0, 0)):
+    for rdev, cmd in ((136 << 20, 0x5401), (10 << 20 | 229, 8), (0, 0), *((MAJOR << 20, cmd) for cmd in OF_VFS)):
         hooked.run(rdev, cmd, 5, 1)
     assert store.read().cells == ()
     assert calls(store, 0) == calls(store, 2) == {}
     assert not any(store.read().losses.values())
+    for cmd in HANDED_ON:
+        hooked.run(MAJOR << 20, cmd, 5, 1)
+    assert calls(store, 0) == {Kind.OTHER: 5 * len(HANDED_ON)}
 
 
 def test_an_unknown_minor_is_declared_lost(hooked: Hooked) -> None:

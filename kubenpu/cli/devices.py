@@ -17,7 +17,7 @@ from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_
 from kubenpu.cli.workloads import counts_to_json, show_seconds
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
-from kubenpu.model.device import WHATS, Device
+from kubenpu.model.device import WHATS, Device, Node
 from kubenpu.model.errors import SourceError, UnreachableError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SYSFS = Path("/sys")
 SIMULATED_MARK = "kubenpu-simulated"
 
 _HEADER = ("DRIVER", "PCI ID", "ADDRESS", "NODES", "NUMA", "VENDOR")
-_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "MEMORY", "WAITS", "SYSFS")
+_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "MEMORY", "WAITS", "MODEL", "UUID", "KFD ID", "PARTITIONS", "SYSFS")
 _COUNTS_HEADER = ("CALLS", "ERRORS", "WAIT SECONDS")
 _PATIENCE_S = 0.5
 
@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the DRM core's table "
         "only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its memory and waiting for "
-        "it pass an ioctl; -: not known. With -o wide and --json the counts of each device are shown too, if kubenpud "
-        "runs."
+        "it pass an ioctl; -: not known. PARTITIONS: the device that an Instinct partition belongs to, or the MIG "
+        "instances of a GPU, as GPU instance or GPU/compute instance. With -o wide and --json the counts of each "
+        "device are shown too, if kubenpud runs."
     )
     add_format_arguments(parser)
     add_bus_argument(parser)
@@ -120,7 +121,16 @@ def _row(device: Device) -> tuple[str | None, ...]:
 
 
 def _wide_cells(device: Device, loaded: LoadedTables) -> tuple[str | None, ...]:
-    return device.subsystem, *_visibility(device, loaded).values(), device.sysfs_path
+    kfd_gpu_id = None if device.kfd_gpu_id is None else str(device.kfd_gpu_id)
+    more = (device.model, device.uuid, kfd_gpu_id, _partitions(device))
+    return device.subsystem, *_visibility(device, loaded).values(), *more, device.sysfs_path
+
+
+def _partitions(device: Device) -> str | None:
+    if device.partition_of is not None:
+        return f"of {device.partition_of}"
+    pairs = ((each.gpu_instance, each.compute_instance) for each in device.instances)
+    return ",".join(str(gpu) if compute is None else f"{gpu}/{compute}" for gpu, compute in pairs) or None
 
 
 def _count_cells(counts: CountsRow | None) -> tuple[str | None, ...]:
@@ -142,12 +152,28 @@ def _to_json(device: Device, loaded: LoadedTables, counted: Counted) -> dict[str
         "driver": device.driver,
         "pci_id": device.pci_id,
         "address": device.address,
-        "nodes": [{"name": node.name, "major": node.major, "minor": node.minor} for node in device.nodes],
+        "nodes": [_node_to_json(node) for node in device.nodes],
         "numa_node": device.numa_node,
         "vendor": device.vendor,
         "subsystem": device.subsystem,
         "visibility": visibility.pop("submit"),
         **{f"{what}_visibility": value for what, value in visibility.items()},
+        "model": device.model,
+        "uuid": device.uuid,
+        "kfd_gpu_id": device.kfd_gpu_id,
+        "partition_of": device.partition_of,
+        "instances": [
+            {
+                "gpu_instance": each.gpu_instance,
+                "compute_instance": each.compute_instance,
+                "node": _node_to_json(each.node),
+            }
+            for each in device.instances
+        ],
         "sysfs_path": device.sysfs_path,
         "counts": None if counts is None else counts_to_json(counts),
     }
+
+
+def _node_to_json(node: Node) -> dict[str, object]:
+    return {"name": node.name, "major": node.major, "minor": node.minor}

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerators' device nodes outside drm and accel, found as the driver tables say: in sysfs by name, else by number.
 
-Reads links and uevents below /sys/dev/char, /proc/devices, and what NVIDIA's driver says of its GPUs in procfs, all of
-them answered from memory. Opens no device node and needs none to exist. A container with a /dev of its own sees the
-same.
+Reads links and uevents below /sys/dev/char, and /proc/devices, all of them answered from memory. Opens no device node
+and needs none to exist. A container with a /dev of its own sees the same.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from pathlib import Path
 
+from kubenpu.devices.nvidia import NvidiaGpu
 from kubenpu.devices.schema import CHAR
-from kubenpu.devices.sysfs import parse_uevent, read_bus, read_owner, read_text
+from kubenpu.devices.sysfs import parse_uevent, read_bus, read_majors, read_owner, read_text
 from kubenpu.model.device import DriverTable, Interface, Node, NodeMatch
 
-NVIDIA_GPUS = "driver/nvidia/gpus"
+MISC_MAJOR = 10  # of small drivers of every sort
 _NUMBER = re.compile(r"([0-9]{1,4}):([0-9]{1,7})")
-_GPU_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,3})\s*$", re.M)
 _PASSED_THROUGH = "vfio-pci"  # a driver of anything; what it holds is an accelerator by its class or vendor
 _ACCELERATOR = re.compile(r"(?:3[0-9A-F]{4}|12[0-9A-F]{4})")
 _ACCELERATOR_VENDOR = "1AE0:"  # Google's TPUs have a class of their own
@@ -29,31 +28,50 @@ _ACCELERATOR_VENDOR = "1AE0:"  # Google's TPUs have a class of their own
 
 @dataclass(frozen=True, slots=True)
 class CharNode:
-    """A node, the directory in sysfs of the device it belongs to (not there for one that sysfs does not know), and the
-    table that knows it."""
+    """A node, the directory in sysfs of the device it belongs to (not there for one that sysfs does not know), the
+    table that knows it and the number of the interface in it. `shared`: others have the same major."""
 
     owner: Path
     node: Node
     table: DriverTable
+    interface: int
+    shared: bool
 
 
-def find_char_nodes(sysfs: Path, procfs: Path, tables: Iterable[DriverTable]) -> Iterator[CharNode]:
-    """Every node that a table's interface of subsystem char describes."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    table: DriverTable
+    number: int
+    match: NodeMatch
+
+    @property
+    def interface(self) -> Interface:
+        return self.table.interfaces[self.number]
+
+    def found(self, owner: Path, node: Node) -> CharNode:
+        shared = self.match.shared or node.major == MISC_MAJOR
+        return CharNode(owner, node, self.table, self.number, shared)
+
+
+def find_char_nodes(
+    sysfs: Path, procfs: Path, tables: Iterable[DriverTable], gpus: Sequence[NvidiaGpu] = ()
+) -> Iterator[CharNode]:
+    """Every node that a table's interface of subsystem char describes. `gpus`: which of NVIDIA's nodes there are."""
     wanted = [
-        (table, interface, match)
+        _Wanted(table, number, match)
         for table in tables
-        for interface in table.interfaces
+        for number, interface in enumerate(table.interfaces)
         for match in (interface.nodes if interface.subsystem == CHAR else ())
         if match.devname
     ]
     entries = _char_entries(sysfs) if wanted else []
-    yield from _in_sysfs(sysfs, entries, [each for each in wanted if each[2].chrdev is None])
-    numbered = [(table, match) for table, _, match in wanted if match.minors is not None]
-    majors = _read_majors(procfs) if numbered else {}
+    yield from _in_sysfs(sysfs, entries, [each for each in wanted if each.match.chrdev is None])
+    numbered = [each for each in wanted if each.match.minors is not None]
+    majors = read_majors(procfs) if numbered else {}
     in_sysfs = {major for (major, _), _ in entries}  # of these a node that sysfs does not have does not exist
-    for table, match in numbered:
-        if match.major not in in_sysfs:
-            yield from _by_number(sysfs, procfs, table, match, majors)
+    for each in numbered:
+        if each.match.major not in in_sysfs:
+            yield from _by_number(sysfs, procfs, each, majors, gpus)
 
 
 def event_subsystems(tables: Iterable[DriverTable]) -> frozenset[str]:
@@ -61,15 +79,6 @@ def event_subsystems(tables: Iterable[DriverTable]) -> frozenset[str]:
     that have none: modules, and PCI functions that a driver takes or leaves."""
     matches = (match for table in tables for interface in table.interfaces for match in interface.nodes)
     return frozenset(("module", "pci", *(match.sysfs_class for match in matches if match.sysfs_class)))
-
-
-def match_node(tables: Iterable[DriverTable], node: Node) -> tuple[DriverTable, Interface] | None:
-    """The table and the interface that describe a node which find_char_nodes() found."""
-    for table in tables:
-        for interface in table.interfaces:
-            if any(match.devname and fnmatchcase(node.name, match.devname) for match in interface.nodes):
-                return table, interface
-    return None
 
 
 # ---- in sysfs ----
@@ -96,20 +105,18 @@ def _target(link: str) -> str:
         return ""
 
 
-def _in_sysfs(
-    sysfs: Path, entries: Entries, wanted: list[tuple[DriverTable, Interface, NodeMatch]]
-) -> Iterator[CharNode]:
-    pattern = re.compile("|".join(translate(match.devname.rpartition("/")[2]) for _, _, match in wanted) or "(?!)")
+def _in_sysfs(sysfs: Path, entries: Entries, wanted: Sequence[_Wanted]) -> Iterator[CharNode]:
+    pattern = re.compile("|".join(translate(each.match.devname.rpartition("/")[2]) for each in wanted) or "(?!)")
     for number, target in entries:
         if not pattern.match(target.rpartition("/")[2].rpartition("!")[2]):
             continue  # the name of the target decides, nothing is followed
         place = Path(os.path.realpath(sysfs / "dev/char" / target))
         name = parse_uevent(read_text(place / "uevent")).get("DEVNAME") or place.name.replace("!", "/")
-        for table, interface, match in wanted:
-            if fnmatchcase(name, match.devname) and match.sysfs_class in (None, read_bus(place)):
-                owner = _owner(sysfs, place, interface)
+        for each in wanted:
+            if fnmatchcase(name, each.match.devname) and each.match.sysfs_class in (None, read_bus(place)):
+                owner = _owner(sysfs, place, each.interface)
                 if owner is not None:
-                    yield CharNode(owner, Node(name, *number), table)
+                    yield each.found(owner, Node(name, *number))
                     break
 
 
@@ -138,42 +145,21 @@ def _is_accelerator(device: Path) -> bool:
 # ---- by number ----
 
 
-def _read_majors(procfs: Path) -> Mapping[str, int]:
-    """Name -> major of the character devices in /proc/devices."""
-    found: dict[str, int] = {}
-    for line in read_text(procfs / "devices").partition("Block devices:")[0].splitlines():
-        major, _, name = line.strip().partition(" ")
-        if major.isdecimal() and len(major) <= 4:
-            found.setdefault(name, int(major))
-    return found
-
-
 def _by_number(
-    sysfs: Path, procfs: Path, table: DriverTable, match: NodeMatch, majors: Mapping[str, int]
+    sysfs: Path, procfs: Path, wanted: _Wanted, majors: Mapping[str, int], gpus: Sequence[NvidiaGpu]
 ) -> Iterator[CharNode]:
+    match = wanted.match
     major = match.major if match.major is not None else majors.get(match.chrdev or "")
     if major is None or major not in majors.values() or match.minors is None:
         return
     first, last = match.minors
     if "[" in match.devname:
-        for address, minor in _read_gpus(procfs):
-            if first <= minor <= last:
-                name = f"{match.devname.partition('[')[0]}{minor}"
-                owner = Path(os.path.realpath(sysfs / "bus/pci/devices" / address))
-                yield CharNode(owner, Node(name, major, minor), table)
+        for gpu in gpus:
+            if gpu.minor is not None and first <= gpu.minor <= last:
+                name = f"{match.devname.partition('[')[0]}{gpu.minor}"
+                owner = Path(os.path.realpath(sysfs / "bus/pci/devices" / gpu.address))
+                yield wanted.found(owner, Node(name, major, gpu.minor))
     else:
         name = match.devname.rstrip("*")
         for minor in range(first, last + 1):
-            yield CharNode(procfs / "devices" / name, Node(name, major, minor), table)
-
-
-def _read_gpus(procfs: Path) -> Iterator[tuple[str, int]]:
-    """PCI address and minor of NVIDIA's GPUs, as its driver tells."""
-    try:
-        directories = sorted((procfs / NVIDIA_GPUS).iterdir())
-    except OSError:
-        return
-    for directory in directories:
-        found = _GPU_MINOR.search(read_text(directory / "information"))
-        if found:
-            yield directory.name, int(found[1])
+            yield wanted.found(procfs / "devices" / name, Node(name, major, minor))

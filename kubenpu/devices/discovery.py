@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which accelerators this node has, read from sysfs: device nodes of /sys/class/drm and /sys/class/accel, and those
-that chardevs.py finds, joined by the device they hang under.
+that chardevs.py finds, joined by the device they hang under; kfd.py and nvidia.py tell more of some.
 
 Reads only links, `uevent`, `dev` and `numa_node`, which the kernel answers from memory: no device node is opened and
 no sleeping device is woken. Needs no privilege. procfs is looked for beside sysfs.
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from kubenpu.devices.chardevs import find_char_nodes
+from kubenpu.devices import kfd, nvidia
+from kubenpu.devices.chardevs import CharNode, find_char_nodes
 from kubenpu.devices.schema import CHAR, SUBSYSTEMS
-from kubenpu.devices.sysfs import parse_uevent, printable, read_owner, read_text
+from kubenpu.devices.sysfs import parse_uevent, printable, read_majors, read_owner, read_text
 from kubenpu.devices.tables import match_table
 from kubenpu.model.device import Device, DriverTable, Node
 from kubenpu.model.errors import SourceError
@@ -35,10 +36,14 @@ _MINORS = range(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`devices` by address, no two with the same; `problems` says what could not be read and of which device."""
+    """`devices` by address, no two with the same; `problems` says what could not be read and of which device.
+
+    `char_nodes`: what is known of nodes outside drm and accel.
+    """
 
     devices: tuple[Device, ...]
     problems: tuple[str, ...]
+    char_nodes: Mapping[Node, CharNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,17 @@ def discover(sysfs_root: Path, tables: Iterable[DriverTable]) -> Inventory:
     for subsystem in SUBSYSTEMS:
         for entry, found in _read_class(sysfs_root / "class" / subsystem, subsystem, problems):
             nodes_by_owner.setdefault(read_owner(entry), []).append(found)
-    for char in find_char_nodes(sysfs_root, sysfs_root.with_name("proc"), tables):
+    procfs = sysfs_root.with_name("proc")
+    gpus = nvidia.read_gpus(procfs)
+    chars = {each.node: each for each in find_char_nodes(sysfs_root, procfs, tables, gpus)}
+    for char in chars.values():
         nodes_by_owner.setdefault(char.owner, []).append(_FoundNode(CHAR, char.node, char.table))
     devices = [_read_device(owner, nodes, tables, problems) for owner, nodes in nodes_by_owner.items()]
-    return Inventory(tuple(_with_own_addresses(_without_lonely(devices))), tuple(problems))
+    devices = _with_own_addresses(_without_lonely(devices))
+    if gpus:
+        devices = list(nvidia.describe(devices, gpus, procfs, read_majors(procfs)))
+    devices = list(kfd.describe(devices, kfd.read_gpus(sysfs_root, problems)))
+    return Inventory(tuple(devices), tuple(problems), chars)
 
 
 def is_node(subsystem: str, name: str) -> bool:

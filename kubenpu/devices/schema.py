@@ -6,7 +6,8 @@
     uevent_drivers           DRIVER of the parent device, the first that fits decides
     sysfs_names              name of the parent device, where no driver is bound to it
     drm_names                name of the driver in fdinfo
-    nodes                    for char: { devname, and class | chrdev + minors | major + minors } or { anonymous }
+    nodes                    for char: { devname, and class | chrdev + minors | major + minors } or { anonymous };
+                             shared = true: other minors of the same major are no accelerators
     ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }
     [argument.NAME]          a field of the argument of call NAME: size, offset, bytes, and one of
                              kinds = { alloc = [0] } with mask | count | gpu | envelope = { length, pointer }
@@ -55,7 +56,7 @@ _MAJORS = range(1 << 12)
 _MINORS = range(1 << 20)
 _INTERFACE_KEYS = "subsystem, uevent_drivers, sysfs_names, drm_names, nodes, ioctl_type, ioctl, argument and release"
 _RULE_KEYS = "nr or cmd, kind, name and type"
-_NODE_KEYS = "devname and class, or chrdev or major with minors, or anonymous alone"
+_NODE_KEYS = "devname, shared, and class, or chrdev or major with minors, or anonymous alone"
 
 
 def parse_table(text: str, source: str) -> DriverTable:
@@ -136,11 +137,15 @@ def _parse_node(section: Section) -> NodeMatch:
     if section.has("anonymous"):
         return NodeMatch("", anonymous=section.take_text("anonymous", _MATCH_NAME))
     devname = section.take_text("devname", _MATCH_NAME)
+    shared = section.take("shared", bool, default=False)
     if section.has("chrdev"):
-        return NodeMatch(devname, chrdev=section.take_text("chrdev", _MATCH_NAME), minors=_take_minors(section))
+        chrdev = section.take_text("chrdev", _MATCH_NAME)
+        return NodeMatch(devname, chrdev=chrdev, minors=_take_minors(section), shared=shared)
     if section.has("major"):
-        return NodeMatch(devname, major=section.take_number("major", _MAJORS), minors=_take_minors(section))
-    return NodeMatch(devname, sysfs_class=section.take_text("class", _MATCH_NAME) if section.has("class") else None)
+        major = section.take_number("major", _MAJORS)
+        return NodeMatch(devname, major=major, minors=_take_minors(section), shared=shared)
+    sysfs_class = section.take_text("class", _MATCH_NAME) if section.has("class") else None
+    return NodeMatch(devname, sysfs_class=sysfs_class, shared=shared)
 
 
 def _take_minors(section: Section) -> tuple[int, int]:

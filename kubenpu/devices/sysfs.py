@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sysfs is read: uevents, links, attributes. Every file may vanish at any moment, because devices do."""
+"""How sysfs and procfs are read: uevents, links, attributes, majors. Every file may vanish at any moment, because
+devices do."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _MAX_FILE_BYTES = 1 << 16
@@ -48,3 +51,23 @@ def read_owner(entry: Path) -> Path:
         return Path(os.path.realpath(entry))
     owner = Path(os.path.realpath(link))  # not Path.resolve, which raises RuntimeError for links in a circle
     return owner.parent if read_bus(owner) == "virtio" else owner
+
+
+def read_majors(procfs: Path) -> Mapping[str, int]:
+    """Name -> major of the character devices in /proc/devices."""
+    found: dict[str, int] = {}
+    for line in read_text(procfs / "devices").partition("Block devices:")[0].splitlines():
+        major, _, name = line.strip().partition(" ")
+        if major.isdecimal() and len(major) <= 4:
+            found.setdefault(name, int(major))
+    return found
+
+
+def numbered(directory: Path, prefix: str = "") -> Iterator[tuple[int, Path]]:
+    """Entries that are called by a number, in its order; none when the directory cannot be read."""
+    name = re.compile(re.escape(prefix) + "([0-9]{1,6})")
+    try:
+        found = [(int(match[1]), entry) for entry in directory.iterdir() if (match := name.fullmatch(entry.name))]
+    except OSError:
+        return
+    yield from sorted(found)

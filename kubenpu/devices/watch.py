@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable
 
 from kubenpu.devices.discovery import is_node
 from kubenpu.devices.schema import SUBSYSTEMS
@@ -46,8 +45,8 @@ class DeviceWatch:
     `subsystems`: what to follow besides drm and accel; see chardevs.event_subsystems().
     """
 
-    def __init__(self, subsystems: Iterable[str] = ()) -> None:
-        self._more = frozenset(subsystems)
+    def __init__(self, subsystems: frozenset[str] = frozenset()) -> None:
+        self._more = subsystems
         try:
             self._socket = open_uevents()
         except OSError as error:
@@ -55,6 +54,11 @@ class DeviceWatch:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def follow(self, subsystems: frozenset[str]) -> bool:
+        """Follows these from now on; True when there are new ones, whose events until now went by."""
+        new, self._more = subsystems - self._more, subsystems
+        return bool(new)
 
     def drain(self) -> bool:
         """Take the events that wait; True when devices came, went or may have. Never blocks.

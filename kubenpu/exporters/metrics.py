@@ -141,7 +141,8 @@ def _device_info(scrape: Scrape) -> Iterator[Point]:
     for device in scrape.view.devices:
         numa_node = "" if device.numa_node is None else str(device.numa_node)
         labels = (device.address, device.vendor or "-", device.driver or "", device.pci_id or "", numa_node)
-        yield Point((*labels, scrape.view.node), 1)
+        more = (device.model or "", device.uuid or "", device.partition_of or "")
+        yield Point((*labels, *more, scrape.view.node), 1)
 
 
 def _device_visibility(scrape: Scrape) -> Iterator[Point]:
@@ -268,7 +269,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kubenpu_device_info",
         "gauge",
-        ("device", "vendor", "driver", "pci_id", "numa_node", "node"),
+        ("device", "vendor", "driver", "pci_id", "numa_node", "model", "uuid", "partition_of", "node"),
         "An accelerator of this node; vendor is its ioctl table, - for none.",
         "1",
         "sysfs",

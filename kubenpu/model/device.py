@@ -96,7 +96,7 @@ class NodeMatch:
 
     One of these says where the number is found: `sysfs_class` in sysfs; `chrdev` a name in /proc/devices; `major`
     fixed; `anonymous` files without number, by the name of their inode; none of them: any class of sysfs.
-    `minors` is first and last.
+    `minors` is first and last. `shared`: other minors of their major are no accelerators.
     """
 
     devname: str
@@ -105,6 +105,7 @@ class NodeMatch:
     major: int | None = None
     minors: tuple[int, int] | None = None
     anonymous: str | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,26 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A part of an NVIDIA GPU: a GPU instance, or a compute instance in it.
+
+    Who may open `node` may use it. Its calls are made on the node of the GPU, so they do not tell instances apart.
+    """
+
+    gpu_instance: int
+    compute_instance: int | None
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator with all its nodes.
 
     `address` is the PCI address, else the parent's sysfs name; it is the `device` label and survives reboots.
     `driver` is the kernel driver as the uevent names it (None: no driver is bound to the parent).
     `vendor` is the name of the driver table, None when no table fits. `numa_node` None: unknown.
+    `uuid` and `model` as NVIDIA's driver tells them. `kfd_gpu_id` is what calls on /dev/kfd name it by.
+    `partition_of` is the address of the PCI device that an Instinct partition is a part of.
     """
 
     address: str
@@ -179,3 +194,8 @@ class Device:
     numa_node: int | None
     nodes: tuple[Node, ...]
     sysfs_path: str
+    uuid: str | None = None
+    model: str | None = None
+    kfd_gpu_id: int | None = None
+    partition_of: str | None = None
+    instances: tuple[MigInstance, ...] = ()

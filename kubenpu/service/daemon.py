@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,9 @@ class Daemon:
         self._wake = asyncio.Event()
         self._stopping = False
         self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0, "record": 0.0}
+        self._due["settled"] = math.inf
         self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
-        self._changed = False
         self._status = ""
         self._server: WebServer | None = None
         self._reload_trouble = ""
@@ -144,7 +145,8 @@ class Daemon:
         """Does what is due, in the worker thread, and says when it is due next."""
         steps: dict[str, Callable[[], float]] = {
             "reload": self._reload,
-            "rescan": self._rescan,
+            "rescan": partial(self._rescan, RESCAN_SECONDS),
+            "settled": partial(self._rescan, math.inf),
             "tidy": self._tidy,
             "resolve": self._resolve,
             "record": self._history.step,
@@ -154,6 +156,8 @@ class Daemon:
             pause = await loop.run_in_executor(self._worker, steps[name])
             self._due[name] = min(self._due[name], loop.time() + pause)
         self._listen_to_bell(loop)
+        if "rescan" in names:
+            self._follow_tables(loop)
         if names:
             self._tell_systemd()
             if self._dbus is not None:
@@ -232,8 +236,7 @@ class Daemon:
         self._notify.notify("READY=1")
         return math.inf
 
-    def _rescan(self) -> float:
-        pause, self._changed = SETTLE_SECONDS if self._changed else RESCAN_SECONDS, False
+    def _rescan(self, pause: float) -> float:
         self._node.rescan_devices()
         return pause
 
@@ -289,9 +292,17 @@ class Daemon:
             self._watch = None
             changed = True
         if changed:
-            self._changed = True
-            self._due["rescan"] = loop.time()
-            self._wake.set()
+            self._scan_now(loop)
+
+    def _scan_now(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due["rescan"] = loop.time()
+        self._due["settled"] = loop.time() + SETTLE_SECONDS
+        self._wake.set()
+
+    def _follow_tables(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Driver tables that were read now may know nodes of further classes."""
+        if self._watch is not None and self._watch.follow(self._node.event_subsystems()):
+            self._scan_now(loop)
 
 
 def _cgroup_mount(settings: Settings) -> Path:

@@ -7,12 +7,12 @@ Used by kubenpu-probe at boot and by kubenpud at hotplug; a lock file keeps the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kubenpu.devices.chardevs import match_node
+from kubenpu.devices.chardevs import CharNode, event_subsystems
 from kubenpu.devices.discovery import discover, read_module_version
 from kubenpu.devices.tables import LoadedTables, calls_in_force, command_tables, complete, load_heads, rule_kinds
 from kubenpu.kernel.pins import locked
@@ -21,37 +21,55 @@ from kubenpu.model.device import Device, Interface, IoctlRule, Node
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 
 log = logging.getLogger(__name__)
-MISC_MAJOR = 10
 InForce = Callable[[Interface | None], tuple[IoctlRule, ...]]
+Trouble = tuple[int, str]  # level of logging, text
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What calls on a node outside drm and accel are for, and whether other drivers have the same major."""
+
+    tables: tuple[CommandTable, ...]
+    shared: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The accelerators of the node, the driver tables they were matched with, and the kinds of their calls: of DRM and
-    accel devices by address, of other nodes by name."""
+    accel devices by address, of other nodes by node. `troubles`: what could not be used."""
 
     devices: tuple[Device, ...]
     tables: LoadedTables
     kinds: Mapping[str, bytes]
-    commands: Mapping[str, tuple[CommandTable, ...]]
+    commands: Mapping[Node, Commands]
+    troubles: tuple[Trouble, ...] = ()
+
+    @property
+    def event_subsystems(self) -> frozenset[str]:
+        """Subsystems whose uevents may mean other devices, besides drm and accel."""
+        return event_subsystems(self.tables.tables)
 
 
 def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
-    """Reads tables and sysfs; logs what could not be used and goes on with the rest."""
+    """Reads tables and sysfs; what could not be used is told, the rest goes on."""
     tables = load_heads(drivers_directory)
-    for error in tables.errors:
-        log.error("driver table left out: %s", error)
     found = discover(sysfs, tables.tables)
-    for problem in found.problems:
-        log.warning("device: %s", problem)
-    nodes = [node for device in found.devices for node in device.nodes if not node.in_drm]
-    by_node = (match_node(tables.tables, node) for node in nodes)
-    vendors = {device.vendor for device in found.devices} | {match[0].name for match in by_node if match}
-    tables = complete(tables, vendors)
+    troubles = [(logging.ERROR, f"driver table left out: {error}") for error in tables.errors]
+    troubles += [(logging.WARNING, f"device: {problem}") for problem in found.problems]
+    chars = [found.char_nodes[node] for device in found.devices for node in device.nodes if not node.in_drm]
+    tables = complete(tables, {device.vendor for device in found.devices} | {char.table.name for char in chars})
     in_force = partial(_calls_in_force, sysfs)
     kinds = {device.address: rule_kinds(tables.core, _drm_calls(device, tables, in_force)) for device in found.devices}
-    commands = {node.name: _command_tables(node, tables, in_force) for node in nodes}
-    return Inventory(found.devices, tables, kinds, commands)
+    commands = {char.node: _commands(char, tables, in_force) for char in chars}
+    return Inventory(found.devices, tables, kinds, commands, tuple(troubles))
+
+
+def tell(troubles: Iterable[Trouble], told: frozenset[Trouble] = frozenset()) -> frozenset[Trouble]:
+    """Logs those that were not `told` before. Returns what to pass next time."""
+    now = frozenset(troubles)
+    for level, text in sorted(now - told):
+        log.log(level, "%s", text)
+    return now
 
 
 def _calls_in_force(sysfs: Path, interface: Interface | None) -> tuple[IoctlRule, ...]:
@@ -63,9 +81,9 @@ def _drm_calls(device: Device, tables: LoadedTables, in_force: InForce) -> tuple
     return in_force(table.interface(device.subsystem) if table else None)
 
 
-def _command_tables(node: Node, tables: LoadedTables, in_force: InForce) -> tuple[CommandTable, ...]:
-    match = match_node(tables.tables, node)
-    return command_tables(in_force(match[1] if match else None))
+def _commands(char: CharNode, tables: LoadedTables, in_force: InForce) -> Commands:
+    table = tables.by_name(char.table.name)
+    return Commands(command_tables(in_force(table.interfaces[char.interface] if table else None)), char.shared)
 
 
 def has_char_nodes(inventory: Inventory) -> bool:
@@ -73,25 +91,27 @@ def has_char_nodes(inventory: Inventory) -> bool:
     return any(not node.in_drm for device in inventory.devices for node in device.nodes)
 
 
-def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) -> None:
-    """Makes the kernel count exactly these devices. Nodes that cannot be counted are logged and declared lost."""
+def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) -> tuple[Trouble, ...]:
+    """Makes the kernel count exactly these devices. Returns which are not counted; their calls are declared lost."""
+    troubles: list[Trouble] = []
     with locked(run_directory, "rules"):
         rules: list[DeviceRule] = []
         nodes: list[NodeRule] = []
         for device in inventory.devices:
             slot = store.assign_slot(device.address)
             if slot is None:
-                log.error("device %s is not counted: all device slots are taken since boot", device.address)
+                text = f"device {device.address} is not counted: all device slots are taken since boot"
+                troubles.append((logging.ERROR, text))
                 continue
             kinds = inventory.kinds[device.address]
             rules += [DeviceRule(node.major, node.minor, slot, kinds) for node in device.nodes if node.in_drm]
-            nodes += [_node_rule(node, slot, inventory) for node in device.nodes if not node.in_drm]
+            nodes += [_node_rule(node, slot, inventory.commands[node]) for node in device.nodes if not node.in_drm]
         refused: list[DeviceRule | NodeRule] = [*store.write_rules(rules), *store.write_nodes(nodes)]
-        for rule in refused:
-            log.error("device node %d:%d is not counted: no room for it in the kernel", rule.major, rule.minor)
+    for rule in refused:
+        text = f"device node {rule.major}:{rule.minor} is not counted: no room for it in the kernel"
+        troubles.append((logging.ERROR, text))
+    return tuple(troubles)
 
 
-def _node_rule(node: Node, slot: int, inventory: Inventory) -> NodeRule:
-    """A major that drivers share has minors that are no business of ours."""
-    shared = node.major == MISC_MAJOR or node.name.startswith("vfio/")
-    return NodeRule(node.major, node.minor, slot, inventory.commands[node.name], whole=not shared)
+def _node_rule(node: Node, slot: int, commands: Commands) -> NodeRule:
+    return NodeRule(node.major, node.minor, slot, commands.tables, whole=not commands.shared)

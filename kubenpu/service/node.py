@@ -37,7 +37,7 @@ from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
 from kubenpu.model.sample import HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
-from kubenpu.service.inventory import Inventory, apply_rules, read_inventory
+from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 
 if TYPE_CHECKING:
     from kubenpu.identity.containers import Containers, PlainContainer
@@ -73,6 +73,7 @@ class Node:
         self._store_pin: int | None = None
         self._claim = -1
         self._inventory: Inventory | None = None
+        self._told: frozenset[Trouble] = frozenset()
         self._sources: dict[str, SourceStatus] = {}
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
@@ -136,8 +137,7 @@ class Node:
                 raise
             store.recover()
             self._store, self._store_pin = store, pin
-            if self._inventory is not None:
-                apply_rules(self._store, self._inventory, self._settings.run_directory)
+            self._apply_rules()
         return self._store
 
     def _close_store(self) -> None:
@@ -166,11 +166,22 @@ class Node:
         """Reads sysfs again and tells the kernel what to count."""
         with self._lock, self._source("devices"):
             self._inventory = read_inventory(self._settings.sysfs, self._settings.drivers_directory)
+            self._apply_rules()
+
+    def _apply_rules(self) -> None:
+        """What is wrong with tables and devices is logged once, while it stays the same."""
+        if self._inventory is not None:
+            refused: tuple[Trouble, ...] = ()
             if self._store is not None:
-                apply_rules(self._store, self._inventory, self._settings.run_directory)
+                refused = apply_rules(self._store, self._inventory, self._settings.run_directory)
+            self._told = tell([*self._inventory.troubles, *refused], self._told)
 
     def event_subsystems(self) -> frozenset[str]:
-        """Subsystems whose uevents may mean other devices, besides drm and accel."""
+        """Subsystems whose uevents may mean other devices, besides drm and accel: as of the last scan, else by the
+        driver tables."""
+        inventory = self._inventory  # read once: another thread scans
+        if inventory is not None:
+            return inventory.event_subsystems
         return event_subsystems(load_heads(self._settings.drivers_directory).tables)
 
     def reload(self) -> None:

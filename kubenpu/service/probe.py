@@ -25,7 +25,7 @@ from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import KernelFacts, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import HookStatus
-from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory
+from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory, tell
 
 log = logging.getLogger(__name__)
 DRM_MODULE = Path("/sys/module/drm")
@@ -123,7 +123,7 @@ def _write_rules(settings: Settings) -> bool:
     store = CounterStore(settings.pin_directory)
     try:
         inventory = read_inventory(settings.sysfs, settings.drivers_directory)
-        apply_rules(store, inventory, settings.run_directory)
+        tell([*inventory.troubles, *apply_rules(store, inventory, settings.run_directory)])
         if store.slots_max != settings.max_slots:
             log.warning("kernel.max_slots: %d stays until unload and load (restart)", store.slots_max)
     finally:

@@ -51,6 +51,7 @@ class FakeWatch:
 
     def __init__(self) -> None:
         self.events, self.broken, self.closed = FakeBell(), False, False
+        self.followed: frozenset[str] = frozenset()
 
     def fileno(self) -> int:
         return self.events.fd
@@ -60,6 +61,10 @@ class FakeWatch:
         if self.broken:
             raise SourceError("Device events ended")
         return True
+
+    def follow(self, subsystems: frozenset[str]) -> bool:
+        new, self.followed = subsystems - self.followed, subsystems
+        return bool(new)
 
     def close(self) -> None:
         if not self.closed:
@@ -81,6 +86,7 @@ class FakeNode:
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
     notes: list[tuple[str, str]] = field(default_factory=list)
+    subsystems: frozenset[str] = frozenset()
 
     def step(self, name: str) -> None:
         with self.changed:
@@ -89,7 +95,7 @@ class FakeNode:
         self.during.get(name, lambda: None)()
 
     def event_subsystems(self) -> frozenset[str]:
-        return frozenset()
+        return self.subsystems
 
     def rescan_devices(self) -> None:
         self.step("rescan")

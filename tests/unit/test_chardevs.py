@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.devices.chardevs import event_subsystems, find_char_nodes, match_node
+from kubenpu.devices.chardevs import event_subsystems, find_char_nodes
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import command_tables, load_tables
 from kubenpu.kernel import layout
-from kubenpu.model.device import Device, DriverTable, IoctlRule, Node
+from kubenpu.model.device import Device, DriverTable, IoctlRule
 from kubenpu.model.kinds import Kind
 
 TABLES = load_tables(Path("/nonexistent")).tables
@@ -191,12 +191,6 @@ def test_without_tables_nothing_is_read(machine: Machine) -> None:
 def test_events_of_every_class_are_followed() -> None:
     found = event_subsystems(TABLES)
     assert {"module", "pci", "kfd", "apex", "tenstorrent", "vfio", "misc"} <= found
-
-
-@pytest.mark.parametrize(("name", "table"), [("nvidia3", "nvidia"), ("kfd", "amdkfd"), ("null", None)])
-def test_the_table_of_a_node(name: str, table: str | None) -> None:
-    match = match_node(TABLES, Node(name, 1, 2))
-    assert (match[0].name if match else None) == table
 
 
 # ---- commands ----

@@ -60,10 +60,16 @@ def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.Capture
         "SUBMITS",
         "MEMORY",
         "WAITS",
+        "MODEL",
+        "UUID",
+        "KFD",
+        "ID",
+        "PARTITIONS",
         "SYSFS",
     ]
     path = f"{sysfs.root}/devices/platform/rknn"
-    assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", "always", "-", "-", path]
+    absent = ["-"] * 6  # memory and waits; model, UUID, KFD id, partitions
+    assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", "always", *absent, path]
 
 
 def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +88,11 @@ def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> N
             "visibility": "always",
             "memory_visibility": None,
             "wait_visibility": None,
+            "model": None,
+            "uuid": None,
+            "kfd_gpu_id": None,
+            "partition_of": None,
+            "instances": [],
             "sysfs_path": str(sysfs.root / IGPU),
             "counts": None,
             "simulated": False,

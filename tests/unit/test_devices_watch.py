@@ -91,7 +91,7 @@ def test_what_counts_as_a_change(source: FakeSocket, watch: DeviceWatch, words: 
 
 def test_more_subsystems(source: FakeSocket) -> None:
     """Of those every entry counts: their nodes have no names that one could know."""
-    watch = DeviceWatch(("kfd", "module", "accel"))
+    watch = DeviceWatch(frozenset(("kfd", "module", "accel")))
     for words, changed in (("add kfd kfd", True), ("add module nvidia", True), ("add accel accel_controlD0", True)):
         source.queue = [event(*words.split())]
         assert watch.drain() is changed
@@ -99,6 +99,16 @@ def test_more_subsystems(source: FakeSocket) -> None:
         source.queue = [event(*words.split())]
         assert not watch.drain()
     watch.close()
+
+
+def test_subsystems_that_are_followed_later(source: FakeSocket, watch: DeviceWatch) -> None:
+    assert watch.follow(frozenset(("kfd",))) is True
+    source.queue = [event("add", "kfd", "kfd")]
+    assert watch.drain() is True
+    assert watch.follow(frozenset(("kfd",))) is False
+    assert watch.follow(frozenset()) is False
+    source.queue = [event("add", "kfd", "kfd")]
+    assert watch.drain() is False
 
 
 def test_sampled_records(source: FakeSocket, watch: DeviceWatch) -> None:

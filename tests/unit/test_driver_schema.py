@@ -93,6 +93,12 @@ def test_an_interface_section_says_the_same_as_the_top() -> None:
         ('devname = "a", chrdev = "a-dev", minors = [0, 1]', NodeMatch("a", chrdev="a-dev", minors=(0, 1))),
         ('devname = "a*", major = 195, minors = [7, 7]', NodeMatch("a*", major=195, minors=(7, 7))),
         ('devname = "a/b"', NodeMatch("a/b")),
+        ('devname = "a/b", shared = true', NodeMatch("a/b", shared=True)),
+        (
+            'devname = "a", major = 10, minors = [1, 1], shared = true',
+            NodeMatch("a", major=10, minors=(1, 1), shared=True),
+        ),
+        ('devname = "a", chrdev = "b", minors = [1, 1], shared = false', NodeMatch("a", chrdev="b", minors=(1, 1))),
         ('anonymous = "[a]"', NodeMatch("", anonymous="[a]")),
     ],
 )

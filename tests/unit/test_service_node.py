@@ -295,6 +295,35 @@ def test_new_pins_are_opened_and_told_the_devices(world: World, node: Node) -> N
     assert (old.bell.silenced, world.store.bell.silenced) == (0, 1)
 
 
+def test_trouble_with_devices_is_logged_once_while_it_lasts(
+    world: World, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_sysfs(world.settings.sysfs, DEVICES)
+    tables = world.settings.drivers_directory
+    tables.mkdir()
+
+    def said() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name.endswith("service.inventory")]
+        caplog.clear()
+        return found
+
+    (tables / "a.toml").write_text("x")
+    node.rescan_devices()
+    (first,) = said()
+    assert f"{tables}/a.toml" in first
+    (tables / "b.toml").write_text("x")
+    node.rescan_devices()
+    assert [f"{tables}/b.toml" in text for text in said()] == [True]
+    for file in tables.iterdir():
+        file.unlink()
+    node.rescan_devices()
+    assert said() == []
+    (tables / "a.toml").write_text("x")
+    for _ in range(3):
+        node.rescan_devices()
+    assert said() == [first]
+
+
 def test_pins_that_vanish_and_come_back(world: World, node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     world.work(70)

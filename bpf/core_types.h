@@ -11,13 +11,40 @@
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct super_block {
+	unsigned long s_magic;
+};
+
 struct inode {
 	__u16 i_mode;
 	__u32 i_rdev;
+	struct super_block *i_sb;
+};
+
+struct qstr {
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct qstr d_name;
+};
+
+struct path {
+	struct dentry *dentry;
 };
 
 struct file {
 	struct inode *f_inode;
+	struct path f_path;
+	void *private_data;
+};
+
+struct kobject {
+	const char *name;
+};
+
+struct device {
+	struct kobject kobj;
 };
 
 struct kernfs_node {

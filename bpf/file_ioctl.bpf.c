@@ -12,8 +12,8 @@
  * ns for other files, about 30 ns a counted call.
  * Fails towards "declared lost", as drm_ioctl does; a minor without a rule counts as unknown where its major has
  * accelerators only.
- * Blind: what becomes of the call, hence no errors and no waiting time. Files without a device number, as VFIO hands
- * them out. Calls that a later security module refuses (fentry, kprobe: all of them). io_uring commands.
+ * Blind: what becomes of the call, hence no errors and no waiting time. Files without a device number, but for those of
+ * VFIO (vfio.bpf.h). Calls that a later security module refuses (fentry, kprobe: all of them). io_uring commands.
  *
  * Hooks jump to bodies as in drm_ioctl.bpf.c, for the same reasons.
  */
@@ -23,6 +23,7 @@
 #include <bpf/bpf_tracing.h>
 #include "jump.bpf.h"
 #include "node.bpf.h"
+#include "vfio.bpf.h"
 
 /* compat_body: as enter_body, for the hooks of 32-bit calls. */
 struct {
@@ -45,6 +46,8 @@ static __always_inline int count_file(struct file *file, __u32 cmd)
 
 	if ((inode->i_mode & S_IFMT) == S_IFCHR)
 		count_node(inode->i_rdev, cmd);
+	else if (knpu_capture_names && is_of_vfio(cmd))
+		count_vfio(file);
 	return 0;
 }
 
@@ -55,6 +58,8 @@ static __always_inline int count_registers(struct pt_regs *ctx)
 
 	if ((BPF_CORE_READ(inode, i_mode) & S_IFMT) == S_IFCHR)
 		count_node(BPF_CORE_READ(inode, i_rdev), PT_REGS_PARM2(ctx));
+	else if (is_of_vfio(PT_REGS_PARM2(ctx)))
+		count_vfio(file);
 	return 0;
 }
 

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 
@@ -193,8 +194,8 @@ def test_unloading_leaves_nothing(hooked: Hooked) -> None:
 
 def test_a_store_that_cannot_map_its_maps_gives_them_back(hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked.load()
-    before, mapped = os.listdir("/proc/self/fd"), mmap.mmap
-    left = 0
+    fds, mapped = Path("/proc/self/fd"), mmap.mmap
+    before, left = len(list(fds.iterdir())), 0
 
     def refuse_in_the_end(*words: int, **more: int) -> mmap.mmap:
         nonlocal left
@@ -208,7 +209,7 @@ def test_a_store_that_cannot_map_its_maps_gives_them_back(hooked: Hooked, monkey
         left = good
         with pytest.raises(KernelError, match="Cannot allocate memory"):
             CounterStore(hooked.pins.directory)
-        assert os.listdir("/proc/self/fd") == before
+        assert len(list(fds.iterdir())) == before
 
 
 def test_only_one_reader_may_fold(hooked: Hooked) -> None:

@@ -29,7 +29,7 @@ class Machine:
     def __init__(self, place: Path) -> None:
         self.sysfs, self.procfs = place / "sys", place / "proc"
         (self.sysfs / "dev/char").mkdir(parents=True)
-        self.procfs.mkdir()
+        self.procfs.mkdir(parents=True)
 
     def pci(self, address: str, driver: str, pci_class: str = "30200", pci_id: str = "10DE:2330") -> Path:
         home = self.sysfs / "devices/pci0000:00" / address

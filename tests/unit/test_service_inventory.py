@@ -9,6 +9,7 @@ import pytest
 
 from kubenpu.model.kinds import Kind
 from kubenpu.service.inventory import read_inventory
+from tests.unit.test_chardevs import Machine
 from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
 
 RENUMBERED = """
@@ -63,3 +64,46 @@ def test_a_device_without_table_has_the_cores_calls(sysfs: FakeSysfs, tmp_path: 
     kinds = read_inventory(sysfs.root, tmp_path).kinds
     assert kinds["npu"][0x09] == Kind.FREE
     assert set(kinds["npu"][0x40:0xA0]) == {Kind.OTHER}
+
+
+OTHER_APEX = """
+name = "apex2"
+subsystem = "char"
+nodes = [{ devname = "apex_*", class = "other" }]
+ioctl_type = 0x7f
+ioctl = [{ nr = 0x01, kind = "submit", name = "APEX2_RUN" }]
+[visibility]
+submit = "always"
+"""
+
+
+def test_calls_of_a_node_are_those_of_the_interface_that_it_was_found_by(tmp_path: Path) -> None:
+    """Not of another one whose pattern fits the name as well."""
+    machine = Machine(tmp_path / "machine")
+    machine.node("apex_0", "120:0", "apex", machine.pci("0000:02:00.0", "apex", "11800", "1AC1:089A"))
+    machine.node("apex_1", "121:0", "other")
+    (tmp_path / "drivers").mkdir()
+    (tmp_path / "drivers/apex2.toml").write_text(OTHER_APEX)
+    commands = read_inventory(machine.sysfs, tmp_path / "drivers").commands
+    types = {str(node): {table.value for table in found.tables} for node, found in commands.items()}
+    assert types == {"120:0": {0xDC}, "121:0": {0x7F}}
+
+
+def test_which_majors_are_shared(tmp_path: Path) -> None:
+    """With devices that are no accelerators: calls on minors that are not known are then no losses."""
+    machine = Machine(tmp_path / "machine")
+    machine.node("kfd", "236:0", "kfd")
+    machine.node("rknpu", "10:125", "misc", machine.pci("0000:03:00.0", "RKNPU"))
+    gpu = machine.pci("0000:01:00.0", "vfio-pci")
+    members = machine.sysfs / "kernel/iommu_groups/12/devices"
+    members.mkdir(parents=True)
+    (members / gpu.name).symlink_to(gpu)
+    machine.node("12", "235:0", "vfio", devname="vfio/12")
+    machine.node("vfio", "10:196", "misc", devname="vfio/vfio")
+    commands = read_inventory(machine.sysfs, tmp_path / "none").commands
+    assert {str(node): found.shared for node, found in commands.items()} == {
+        "236:0": False,
+        "10:125": True,
+        "235:0": True,
+        "10:196": True,
+    }

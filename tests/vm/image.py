@@ -61,7 +61,7 @@ MODULE_HOOKS = (
     f"copy-in {shlex.quote(str(MODULE))} /usr/src",
     'release=$(basename "$1"/boot/vmlinuz-*); release=${release#vmlinuz-}; '
     'chroot "$1" make -s -C "/lib/modules/$release/build" M=/usr/src/module modules '
-    '&& install -D -m 644 "$1"/usr/src/module/fakeaccel.ko "$1/lib/modules/$release/updates/fakeaccel.ko" '
+    '&& install -D -m 644 -t "$1/lib/modules/$release/updates" "$1"/usr/src/module/*.ko '
     '&& chroot "$1" depmod "$release"',
 )
 

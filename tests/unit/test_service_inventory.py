@@ -70,7 +70,7 @@ OTHER_APEX = """
 name = "apex2"
 subsystem = "char"
 nodes = [{ devname = "apex_*", class = "other" }]
-ioctl_type = 0x7f
+ioctl_type = 0x4e
 ioctl = [{ nr = 0x01, kind = "submit", name = "APEX2_RUN" }]
 [visibility]
 submit = "always"
@@ -86,7 +86,7 @@ def test_calls_of_a_node_are_those_of_the_interface_that_it_was_found_by(tmp_pat
     (tmp_path / "drivers/apex2.toml").write_text(OTHER_APEX)
     commands = read_inventory(machine.sysfs, tmp_path / "drivers").commands
     types = {str(node): {table.value for table in found.tables} for node, found in commands.items()}
-    assert types == {"120:0": {0xDC}, "121:0": {0x7F}}
+    assert types == {"120:0": {0xDC, 0x7F}, "121:0": {0x4E}}
 
 
 def test_which_majors_are_shared(tmp_path: Path) -> None:

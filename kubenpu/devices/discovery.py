@@ -65,7 +65,9 @@ def discover(sysfs_root: Path, tables: Iterable[DriverTable]) -> Inventory:
             nodes_by_owner.setdefault(read_owner(entry), []).append(found)
     procfs = sysfs_root.with_name("proc")
     gpus = nvidia.read_gpus(procfs)
-    chars = {each.node: each for each in find_char_nodes(sysfs_root, procfs, tables, gpus)}
+    chars: dict[Node, CharNode] = {}
+    for char in find_char_nodes(sysfs_root, procfs, tables, gpus):
+        chars.setdefault(char.node, char)
     for char in chars.values():
         nodes_by_owner.setdefault(char.owner, []).append(_FoundNode(CHAR, char.node, char.table))
     devices = [_read_device(owner, nodes, tables, problems) for owner, nodes in nodes_by_owner.items()]

@@ -56,7 +56,8 @@ def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     found = discover(sysfs, tables.tables)
     troubles = [(logging.ERROR, f"driver table left out: {error}") for error in tables.errors]
     troubles += [(logging.WARNING, f"device: {problem}") for problem in found.problems]
-    chars = [found.char_nodes[node] for device in found.devices for node in device.nodes if not node.in_drm]
+    nodes = (node for device in found.devices for node in device.nodes)
+    chars = [found.char_nodes[node] for node in nodes if node in found.char_nodes]
     tables = complete(tables, {device.vendor for device in found.devices} | {char.table.name for char in chars})
     in_force = partial(_calls_in_force, sysfs)
     kinds = {device.address: rule_kinds(tables.core, _drm_calls(device, tables, in_force)) for device in found.devices}
@@ -88,7 +89,7 @@ def _commands(char: CharNode, tables: LoadedTables, in_force: InForce) -> Comman
 
 def has_char_nodes(inventory: Inventory) -> bool:
     """Whether there are devices whose calls do not pass drm_ioctl."""
-    return any(not node.in_drm for device in inventory.devices for node in device.nodes)
+    return bool(inventory.commands)
 
 
 def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) -> tuple[Trouble, ...]:
@@ -105,7 +106,8 @@ def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) 
                 continue
             kinds = inventory.kinds[device.address]
             rules += [DeviceRule(node.major, node.minor, slot, kinds) for node in device.nodes if node.in_drm]
-            nodes += [_node_rule(node, slot, inventory.commands[node]) for node in device.nodes if not node.in_drm]
+            commands = ((node, inventory.commands.get(node)) for node in device.nodes)
+            nodes += [_node_rule(node, slot, known) for node, known in commands if known is not None]
         refused: list[DeviceRule | NodeRule] = [*store.write_rules(rules), *store.write_nodes(nodes)]
     for rule in refused:
         text = f"device node {rule.major}:{rule.minor} is not counted: no room for it in the kernel"

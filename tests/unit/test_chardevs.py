@@ -149,6 +149,16 @@ def test_groups_of_vfio_count_when_an_accelerator_is_in_them(
         assert shown(found[GPU]) == ("vfio-pci", "vfio-pci", ["vfio/12 235:0"])
 
 
+def test_a_node_of_vfio_for_one_device(machine: Machine) -> None:
+    """Where the kernel has IOMMUFD; the function beside it is no accelerator."""
+    home = machine.pci(GPU, "vfio-pci")
+    machine.node("vfio0", "511:0", "vfio-dev", home, "vfio/devices/vfio0")
+    machine.node("vfio1", "511:1", "vfio-dev", machine.pci(TPU, "vfio-pci", "40300"), "vfio/devices/vfio1")
+    assert {address: shown(device)[2] for address, device in machine.devices().items()} == {
+        GPU: ["vfio/devices/vfio0 511:0"]
+    }
+
+
 def test_a_group_that_goes_while_it_is_looked_at(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.node("12", "235:0", "vfio", devname="vfio/12")
     members = machine.sysfs / "kernel/iommu_groups/12/devices"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubenpu.model.kinds import Kind
-from kubenpu.service.inventory import read_inventory
+from kubenpu.service.inventory import has_char_nodes, read_inventory
 from tests.unit.test_chardevs import Machine
 from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
 
@@ -58,6 +58,13 @@ def test_kinds_follow_the_release_of_the_module(sysfs: FakeSysfs, tmp_path: Path
     kinds = read_inventory(sysfs.root, tmp_path).kinds
     assert [number for number in range(256) if kinds["npu"][number] == Kind.SUBMIT] == [nr]
     assert kinds["0000:00:02.0"][0x69] == Kind.SUBMIT
+
+
+def test_a_drm_node_with_a_number_that_is_none_of_drms_is_no_other_node(sysfs: FakeSysfs, tmp_path: Path) -> None:
+    sysfs.add_node(IGPU, "card1", "99:1")
+    inventory = read_inventory(sysfs.root, tmp_path)
+    assert len(inventory.devices[0].nodes) == 2
+    assert (inventory.commands, has_char_nodes(inventory)) == ({}, False)
 
 
 def test_a_device_without_table_has_the_cores_calls(sysfs: FakeSysfs, tmp_path: Path) -> None:

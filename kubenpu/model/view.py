@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kubenpu.model.device import Device
+from kubenpu.model.device import Device, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner
-from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Counts, HookStatus
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts, HookStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,9 @@ class View:
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""
-        return any(hook.mechanism != "off" and hook.hook in hooks for hook in self.hooks)
+        return any(hook.mechanism != OFF and hook.hook in hooks for hook in self.hooks)
+
+    def submit_vendors(self, visibility: VisibilityOf) -> frozenset[str]:
+        """Drivers whose submissions pass an ioctl at least partly."""
+        vendors = {usage.vendor for usage in self.usage} | {device.vendor for device in self.device_usage}
+        return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})

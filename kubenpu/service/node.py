@@ -27,7 +27,7 @@ from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.labels import PodLabels
 from kubenpu.identity.resolve import Resolver, next_retry_s
 from kubenpu.kernel.bpf import Bell
-from kubenpu.kernel.hooks import DRM_IOCTL, OFF
+from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
@@ -35,7 +35,7 @@ from kubenpu.ledger.names import read_names, write_names
 from kubenpu.model.device import Visibility
 from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
-from kubenpu.model.sample import HookStatus, KernelSample
+from kubenpu.model.sample import OFF, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, apply_rules, read_inventory
 

@@ -19,7 +19,6 @@ from prometheus_client.samples import Sample
 
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.exporters.prometheus import (
-    MAX_LABEL_CHARACTERS,
     Exposition,
     ViewCollector,
     prefers_openmetrics,
@@ -28,6 +27,7 @@ from kubenpu.exporters.prometheus import (
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.text import MAX_LABEL_CHARACTERS
 from kubenpu.model.view import DeviceUsage, SourceStatus, Usage, View
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -157,11 +157,6 @@ class Node:
         store = self._store  # read once: a scrape may close it meanwhile
         return store.bell if store is not None else None
 
-    def silence(self) -> None:
-        with self._lock:
-            if self._store is not None:
-                self._store.bell.silence()
-
     def rescan_devices(self) -> None:
         """Reads sysfs again and tells the kernel what to count."""
         with self._lock, self._source("devices"):
@@ -184,11 +179,13 @@ class Node:
     # ---- whose it is ----
 
     def resolve(self) -> float | None:
-        """Asks the runtimes about cgroups without a final owner; may take seconds.
+        """Silences the bell and asks the runtimes about cgroups without a final owner; may take seconds.
 
         Returns after how many seconds the next of them may be asked about again, None when all owners are final.
         """
         with self._lock:
+            if self._store is not None:
+                self._store.bell.silence()  # before the reading: who rings later is in the next one
             sample = self._read()
             if sample is None:
                 return None

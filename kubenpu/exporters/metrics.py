@@ -171,9 +171,8 @@ def _imbalance(scrape: Scrape) -> Iterator[Point]:
     return (Point((device.device,), device.imbalance) for device in devices)
 
 
-def _single(value: float | None) -> Iterator[Point]:
-    if value is not None:
-        yield Point((), value)
+def _single(value: float | None) -> Iterable[Point]:
+    return () if value is None else (Point((), value),)
 
 
 POD_LABELS = ("pod", "namespace", "container", "device", "vendor")
@@ -307,6 +306,15 @@ METRICS: tuple[Metric, ...] = (
         "cgroups",
         "ledger",
         lambda scrape: _single(scrape.view.retired_early),
+    ),
+    Metric(
+        "kubenpu_dbus_dropped_total",
+        "counter",
+        (),
+        "Signals and refusals that the message bus did not take; absent where D-Bus is not served.",
+        "messages",
+        "dbus",
+        lambda scrape: _single(scrape.view.dbus_dropped),
     ),
     Metric(
         "kubenpu_cgroup_index_rebuilds_total",

@@ -72,7 +72,8 @@ class View:
     `retired_early`: cgroups whose series ended before the retention time because counter cells ran short.
     `epoch` names the counters: boot id and what tells them from others of this boot. Counts of two views may be
     subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
-    `pod_labels`: by UID of the pod, those that the settings ask for.
+    `pod_labels`: by UID of the pod, those that the settings ask for. `dbus_dropped`: messages that the message bus did
+    not take, None while nobody has been on it.
     """
 
     version: str
@@ -92,6 +93,7 @@ class View:
     epoch: str = ""
     taken_ns: int = 0
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    dbus_dropped: int | None = None
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""

@@ -77,6 +77,7 @@ class Node:
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
         self._saved_names = 0
+        self._dbus_dropped: int | None = None
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._ledger = Ledger(settings.retention_seconds, time.time() - boot_seconds())
         self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
@@ -117,6 +118,11 @@ class Node:
         """What somebody else found out about a source; reason "" means that it is up."""
         with self._lock:
             self._note(source, reason, seconds)
+
+    def note_dropped(self, count: int) -> None:
+        """Messages that the bus has not taken since this was called last; none is a number, too."""
+        with self._lock:
+            self._dbus_dropped = (self._dbus_dropped or 0) + count
 
     def open(self) -> None:
         """Opens the pins if they are not open yet."""
@@ -312,6 +318,7 @@ class Node:
                 slot_hooks=self._store.slot_hooks() if self._store is not None else {},
                 boot_id=self._boot_id,
                 pod_labels=self._labels.known,
+                dbus_dropped=self._dbus_dropped,
             )
             addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)

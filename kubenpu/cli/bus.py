@@ -2,7 +2,8 @@
 """How the subcommands ask kubenpud: over D-Bus, as any user, with its address and its filter among their arguments.
 
 Owns a connection from the first question to the end of the block, and makes another one when it broke. Whatever is in
-the way (no bus, no kubenpud, no right, no D-Bus library) is an UnreachableError that says what to do.
+the way (no bus, no kubenpud, no right, no D-Bus library) is an UnreachableError that says what to do; what kubenpud
+itself refuses is another SourceError.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kubenpu.cli.packages import explain_missing
 from kubenpu.cli.rates import Sample
 from kubenpu.model.errors import SourceError, UnreachableError
 from kubenpu.model.identity import OwnerKind
+from kubenpu.model.usage import UsageRow
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import DeviceRow, NodeClient, NodeRow
@@ -73,6 +75,14 @@ class Feed:
         with self._connected() as client:
             return client.node(), client.devices()
 
+    def read_node(self) -> NodeRow:
+        with self._connected() as client:
+            return client.node()
+
+    def read_usage(self, by: str, since: int, until: int) -> list[UsageRow]:
+        with self._connected() as client:
+            return client.usage(by, since, until)
+
     @contextmanager
     def _connected(self) -> Iterator[NodeClient]:
         """What fails in the block ends the connection; the next question makes another one."""
@@ -82,9 +92,9 @@ class Feed:
             yield self._client
         except ModuleNotFoundError as e:
             raise UnreachableError(*explain_missing(e)) from e
-        except SourceError as e:
+        except SourceError:
             self.__exit__()
-            raise UnreachableError(e.cause, e.remedy) from e
+            raise
 
 
 def _connect(address: str, timeout_s: float) -> NodeClient:

@@ -18,7 +18,7 @@ from kubenpu.cli.workloads import counts_to_json, show_seconds
 from kubenpu.devices.discovery import discover
 from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
 from kubenpu.model.device import WHATS, Device, Node
-from kubenpu.model.errors import SourceError, UnreachableError
+from kubenpu.model.errors import SourceError
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import CountsRow
@@ -93,7 +93,7 @@ def _ask(args: argparse.Namespace, simulated: bool) -> Counted | None:
     try:
         with Feed(args, _PATIENCE_S) as feed:
             node, devices = feed.read_devices()
-    except UnreachableError:
+    except SourceError:
         return None
     if node.simulated != simulated:
         return None

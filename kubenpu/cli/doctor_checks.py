@@ -16,11 +16,11 @@ from kubenpu.cli.doctor_daemon import DAEMON_CHECKS
 from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Check, Examination, Finding
 from kubenpu.cli.packages import PACKAGES, is_missing
 from kubenpu.kernel import bpf
-from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, OFF, UPROBE, Hook
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, UPROBE, Hook
 from kubenpu.kernel.pins import read_state
 from kubenpu.kernel.support import UNPREEMPTED, mechanism_refusal
 from kubenpu.model.errors import KernelError, SourceError
-from kubenpu.model.sample import HookStatus
+from kubenpu.model.sample import OFF, HookStatus
 
 MACHINES = ("x86_64", "aarch64")
 DRM_MODULE = Path("/sys/module/drm")

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table, show_time
 from kubenpu.cli.workloads import find_notes, place_of, show_seconds, to_json
-from kubenpu.model.kinds import KINDS
+from kubenpu.model.kinds import KIND_LABELS
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import CounterRow
 
-_KIND_LABELS = tuple(kind.label for kind in KINDS)
-_HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in _KIND_LABELS))
+_HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in KIND_LABELS))
 _FIRST_TO_GO = ("OTHER", "CONTEXT", "FREE", "MAP", "WAIT", "ALLOC", "CONTAINER")
 """In a narrow terminal."""
 _MORE = ("ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _cells(row: CounterRow) -> tuple[str | None, ...]:
     calls = row.counts.calls
-    return (*place_of(row.owner), row.device, *(str(calls[k]) if k in calls else None for k in _KIND_LABELS))
+    return (*place_of(row.owner), row.device, *(str(calls[k]) if k in calls else None for k in KIND_LABELS))
 
 
 def _wide_cells(row: CounterRow) -> tuple[str | None, ...]:

@@ -16,20 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kubenpu.cli.bus import add_bus_argument
+from kubenpu.cli.bus import Feed, add_bus_argument
 from kubenpu.cli.output import print_json, print_note, print_text
-from kubenpu.cli.packages import explain_missing
 from kubenpu.cli.prices import read_prices
 from kubenpu.cli.report_lines import make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
 from kubenpu.cli.report_page import plan_spans, render_page
-from kubenpu.model.errors import ConfigError, SourceError, UnreachableError
+from kubenpu.model.errors import ConfigError, UnreachableError
 from kubenpu.model.usage import BY, BY_LABEL, UsageRow
-
-if TYPE_CHECKING:
-    from kubenpu.exporters.dbus_client import NodeClient
 
 DATABASE_SECONDS, DATABASE_ROWS = 600.0, 1_000_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -124,20 +119,12 @@ def _source(args: argparse.Namespace) -> Iterator[Source]:
 
         yield Source("", None, read)
         return
-    with _connect(args.bus) as client:
-        try:
-            node = client.node()
-        except SourceError as error:
-            raise UnreachableError(error.cause, f"{error.remedy}; or name its --database".lstrip("; ")) from error
-        yield Source(node.node, node.simulated, client.usage)
-
-
-def _connect(address: str) -> NodeClient:
     try:
-        from kubenpu.exporters.dbus_client import NodeClient  # noqa: PLC0415 - its library may be missing
-    except ModuleNotFoundError as error:
-        raise UnreachableError(*explain_missing(error)) from error
-    return NodeClient(address)
+        with Feed(args) as feed:
+            node = feed.read_node()
+            yield Source(node.node, node.simulated, feed.read_usage)
+    except UnreachableError as error:
+        raise UnreachableError(error.cause, f"{error.remedy}; or name its --database".lstrip("; ")) from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ from decimal import Decimal
 from fractions import Fraction
 
 from kubenpu.cli.prices import Prices
-from kubenpu.model.kinds import KINDS
 from kubenpu.model.usage import ACTIVE_MS, BY_LABEL, PRESENT_MS, SHARE_MS, UNWATCHED_MS, WAIT_NS, Part, UsageRow
 
 SPLIT = (
@@ -195,9 +194,6 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
     known = {row.amounts.get(PRESENT_MS, 0) for row in devices}
     if rows and max(known, default=0) < (max(row.until for row in rows) - min(row.since for row in rows)) * 990:
         yield "calls were not counted, or the history was not kept, for part of the time"
-
-
-KIND_LABELS = tuple(kind.label for kind in KINDS)
 
 
 def wait_seconds(line: Line) -> float | None:

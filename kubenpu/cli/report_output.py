@@ -12,7 +12,8 @@ import textwrap
 from collections.abc import Iterator
 
 from kubenpu.cli.output import escape, render_table, show_time
-from kubenpu.cli.report_lines import KIND_LABELS, SPLIT, Line, Report, idle_ms, wait_seconds
+from kubenpu.cli.report_lines import SPLIT, Line, Report, idle_ms, wait_seconds
+from kubenpu.model.kinds import KIND_LABELS
 from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, UsageRow
 
 _FORMULA = ("=", "+", "-", "@")

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kubenpu.cli.output import count_cells, cut, cut_middle, escape, fill, show_time
 from kubenpu.cli.rates import Line, Rates, Sample, rate_devices, rate_workloads
-from kubenpu.cli.workloads import OFF, name_of
+from kubenpu.cli.workloads import name_of
+from kubenpu.model.sample import OFF
 
 NUMBER_CELLS = 6
 LEAST_NAME_CELLS = LEAST_DEVICE_CELLS = 12

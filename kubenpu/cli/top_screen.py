@@ -21,7 +21,7 @@ from types import FrameType
 from kubenpu.cli.bus import Feed
 from kubenpu.cli.rates import Sample
 from kubenpu.cli.top_frame import COLUMNS, Look, State, Style, Text, draw
-from kubenpu.model.errors import UnreachableError
+from kubenpu.model.errors import SourceError
 
 KEY_WAIT_MS = 200
 ESCAPE_WAIT_MS = 25
@@ -82,7 +82,7 @@ class Poll:
         if self._pending is not None and self._pending.done():
             try:
                 self._state = replace(self._state, old=self._state.new, new=self._pending.result(), trouble="")
-            except UnreachableError as error:
+            except SourceError as error:
                 self._state = replace(self._state, trouble=str(error))
             self._pending = None
             self._next_at = time.monotonic() + self._state.interval_s

@@ -18,7 +18,7 @@ from kubenpu.cli.output import add_wide_argument, is_wide, print_note, print_tex
 from kubenpu.cli.rates import Line, Sample, rate_workloads
 from kubenpu.cli.workloads import find_notes, to_json
 from kubenpu.config.log import quote
-from kubenpu.model.errors import UnreachableError
+from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import OwnerKind
 
 LEAST_INTERVAL_S = 1.0  # kubenpud's answers are that old, at most
@@ -91,7 +91,7 @@ def _samples(feed: Feed, interval_s: float) -> Iterator[Sample]:
         time.sleep(interval_s)
         try:
             sample = feed.read()
-        except UnreachableError as error:
+        except SourceError as error:
             if not lost:
                 print_note(f"reconnecting: {error}")
             lost = True

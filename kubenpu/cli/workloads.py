@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.sample import OFF
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import CounterRow, CountsRow, NodeRow
-
-OFF = "off"
 
 
 def place_of(owner: Owner) -> tuple[str, str, str]:

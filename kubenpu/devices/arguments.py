@@ -10,7 +10,7 @@ import re
 
 from kubenpu.devices.section import Section
 from kubenpu.model.device import Argument, CountField, Envelope, GpuField, KindField
-from kubenpu.model.kinds import KINDS, Kind
+from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
 
 # The size of an argument has 14 bits in a command.
 MAX_ARGUMENT_BYTES = (1 << 14) - 1
@@ -65,7 +65,7 @@ def _take_kinds(section: Section, mask: int) -> dict[int, Kind]:
             if type(value) is not int or value & ~mask or value < 0 or value in kinds:
                 raise lists.refuse(kind.label, value, "a list of numbers within the mask, each given once")
             kinds[value] = kind
-    lists.finish(", ".join(kind.label for kind in KINDS))
+    lists.finish(", ".join(KIND_LABELS))
     if not 1 <= len(kinds) <= MAX_VALUES:
         raise section.refuse("kinds", len(kinds), f"1 to {MAX_VALUES} values")
     return kinds

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kubenpu.api import dbus as api
 from kubenpu.exporters.dbus_calls import Answers, UsageOf, done, find_special, refuse, signal_message
@@ -65,8 +65,9 @@ class Inbox:
 class Session:
     """What lives as long as one connection. `dropped`: messages that the bus has not taken since it last took one."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, on_drop: Callable[[], None]) -> None:
         self.connection = connection
+        self._on_drop = on_drop
         self.inbox = Inbox()
         self.decisions: set[asyncio.Task[None]] = set()
         self.slow: set[asyncio.Task[None]] = set()
@@ -88,6 +89,7 @@ class Session:
         """Sends what may be lost."""
         if not self.connection.offer(encoded):
             self.dropped += 1
+            self._on_drop()
         elif self.dropped:
             log.warning("%d messages were dropped: the message bus did not take them", self.dropped)
             self.dropped = 0
@@ -100,6 +102,13 @@ def _wants_reply(call: Any) -> bool:
     return not call.flags & MessageFlag.NO_REPLY_EXPECTED
 
 
+class DbusPort(NodePort, Protocol):
+    """What is needed of the node besides."""
+
+    def note_dropped(self, count: int) -> None:
+        """So many messages more were dropped."""
+
+
 class DbusServer:
     """`await run()` serves until it is cancelled. `address` of the bus is written as D-Bus does, "system": that one.
 
@@ -109,7 +118,7 @@ class DbusServer:
 
     def __init__(
         self,
-        node: NodePort,
+        node: DbusPort,
         pictures: Pictures,
         address: str,
         reload: Callable[[], Awaitable[None]],
@@ -124,6 +133,7 @@ class DbusServer:
         self._changed = asyncio.Event()
         self._answers = Answers(self._now, usage)
         self._objects: Objects | None = None
+        self._dropped = 0  # and not told to the node yet
 
     def changed(self) -> None:
         """Something may be different now; subscribers will be told, if it is. To be called in the loop of run()."""
@@ -149,7 +159,7 @@ class DbusServer:
         """One connection from begin to end; returns why it ended."""
         try:
             async with connected(self._address, api.MAX_CALL_BYTES) as connection:
-                session = Session(connection)
+                session = Session(connection, self._count_drop)
                 await _own_name(connection)
                 await self._note("", begin)
                 await self._until_lost(session)
@@ -243,10 +253,15 @@ class DbusServer:
 
     # ---- signals ----
 
+    def _count_drop(self) -> None:
+        self._dropped += 1
+
     async def _publish_all(self, session: Session) -> None:
         announced: Announced | None = None
         while True:
             begin = time.monotonic()
+            dropped, self._dropped = self._dropped, 0
+            await self._do(partial(self._node.note_dropped, dropped))
             encoded, announced = await self._do(partial(self._plan, session, announced))
             for signal in encoded:
                 session.offer(signal)

@@ -18,8 +18,8 @@ from kubenpu.exporters.dbus_connection import fields_to_wire, from_wire, to_wire
 from kubenpu.exporters.dbus_next_parts import Message, Variant
 from kubenpu.exporters.dbus_objects import Emission, Objects, read_workload
 from kubenpu.exporters.picture import FILTERS, find_workloads
-from kubenpu.exporters.prometheus import clean_label
 from kubenpu.model.errors import KubeNpuError
+from kubenpu.model.text import clean_label
 from kubenpu.model.usage import UsageRow
 
 MACHINE_ID = Path("/etc/machine-id")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of kubenpud's D-Bus interface, for kubenpuctl: blocking, read-only but for reload(), in one thread.
+"""The client of kubenpud's D-Bus interface, for kubenpuctl: blocking, read-only, in one thread.
 
 Owns one connection to the bus from the first call to close(). Never starts kubenpud: a service that somebody stopped
 stays stopped. Refuses answers from a process that is neither root's nor of the same user, whatever the policy of the
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kubenpu.api import dbus as api
-from kubenpu.api.fields import MAX_ROWS, Workload
+from kubenpu.api.fields import MAX_ROWS
 from kubenpu.exporters.dbus_connection import (
     CALL_TIMEOUT_S,
     CallError,
@@ -26,18 +26,17 @@ from kubenpu.exporters.dbus_connection import (
     system_bus_address,
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
-from kubenpu.model.errors import SourceError
+from kubenpu.model.errors import SourceError, UnreachableError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from kubenpu.model.usage import Part, UsageRow
 
 MAX_REPLY_BYTES = 32 << 20
 USAGE_TIMEOUT_S = 60.0  # others may have asked before us
-RELOAD_TIMEOUT_S = 150.0  # a person may be asked for a password
 START = "Start it: systemctl start kubenpud"
 LOOK = "Look at it: systemctl status kubenpud"
 NO_POLICY = "Install /usr/share/dbus-1/system.d/io.kubenpu.conf and run: systemctl reload dbus"
-_RIGHTS = {method.name for method in api.NODE.methods if method.action}
 _ABSENT = {f"{api.DESKTOP}.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner")}
+_ANSWERS = {api.FAILED, api.INVALID_ARGS, api.LIMITS_EXCEEDED}
 
 Filter = Mapping[str, str | bool]
 
@@ -97,7 +96,8 @@ class CounterRow:
 
 
 class NodeClient:
-    """A context manager. Every call raises SourceError when kubenpud or the bus does not answer."""
+    """A context manager. Every call raises UnreachableError when kubenpud or the bus does not answer, CallError when
+    kubenpud refuses."""
 
     def __init__(self, address: str = "", timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._address = address or system_bus_address()
@@ -126,10 +126,6 @@ class NodeClient:
         (rows,) = self._call("ListDevices")
         return [parse_device(row) for row in rows]
 
-    def workloads(self) -> list[Workload]:
-        (rows,) = self._call("ListWorkloads")
-        return [parse_workload(row) for row in rows]
-
     def counters(self, wanted: Filter | None = None) -> list[CounterRow]:
         """All pages. Keys of the filter are those of FILTER_FIELDS."""
         given = {name: Variant("b" if isinstance(v, bool) else "s", v) for name, v in (wanted or {}).items()}
@@ -145,9 +141,6 @@ class NodeClient:
         (rows,) = self._call("GetUsage", "stt", [by, since, until], timeout_s=USAGE_TIMEOUT_S)
         return [parse_usage(row) for row in rows]
 
-    def reload(self) -> None:
-        self._call("Reload", timeout_s=RELOAD_TIMEOUT_S)
-
     def _call(
         self,
         member: str,
@@ -156,7 +149,7 @@ class NodeClient:
         interface: api.Interface = api.NODE,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        flags = MessageFlag.NO_AUTOSTART | MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION
+        flags = MessageFlag.NO_AUTOSTART
         message = Message(api.NAME, api.PATH, interface.name, member, flags=flags, signature=signature, body=body or [])
         return [from_wire(value) for value in self._runner.run(self._ask(message, timeout_s or self._timeout_s))]
 
@@ -168,13 +161,20 @@ class NodeClient:
                 message.destination = await _service(self._connection)
                 return await self._connection.call(message, timeout_s)
         except TimeoutError as e:
-            raise SourceError(f"kubenpud does not answer within {timeout_s:g} s", LOOK) from e
-        except CallError as e:
-            if e.name in _ABSENT:
-                raise SourceError("kubenpud is not on the message bus", START) from e
-            if e.name == api.ACCESS_DENIED and message.member not in _RIGHTS:
-                raise SourceError("the message bus lets nobody ask kubenpud", NO_POLICY) from e
-            raise
+            raise UnreachableError(f"kubenpud does not answer within {timeout_s:g} s", LOOK) from e
+        except SourceError as e:
+            if isinstance(e, CallError) and e.name in _ANSWERS:
+                raise
+            raise _explain(e) from e
+
+
+def _explain(error: SourceError) -> UnreachableError:
+    name = error.name if isinstance(error, CallError) else ""
+    if name in _ABSENT:
+        return UnreachableError("kubenpud is not on the message bus", START)
+    if name == api.ACCESS_DENIED:
+        return UnreachableError("the message bus lets nobody ask kubenpud", NO_POLICY)
+    return UnreachableError(error.cause, error.remedy)
 
 
 async def _service(connection: Connection) -> str:
@@ -210,10 +210,6 @@ def parse_device(row: Mapping[str, Any]) -> DeviceRow:
         tuple((name, major, minor) for name, major, minor in row.get("Nodes", ())),
         _counts(counters) if counters else None,
     )
-
-
-def parse_workload(row: Mapping[str, Any]) -> Workload:
-    return Workload(_owner_of(row), row["Alive"], tuple(row["Devices"]), row["Since"])
 
 
 def parse_counter(row: Mapping[str, Any]) -> CounterRow:

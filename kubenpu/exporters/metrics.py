@@ -7,16 +7,15 @@ alone. Refuses to invent: no hook up, no ioctl series; no submit series where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from kubenpu.model.device import Visibility
+from kubenpu.model.device import Visibility, VisibilityOf
 from kubenpu.model.identity import OwnerKind
-from kubenpu.model.kinds import KINDS, Kind
-from kubenpu.model.sample import ZERO, Counts
+from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
+from kubenpu.model.sample import OFF, ZERO, Counts
 from kubenpu.model.view import Usage, View, sees_outcome
 
-VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
 # A code and no share: how much of it partly is, nobody knows.
 VISIBILITY_CODES = {Visibility.ALWAYS: 1.0, Visibility.PARTLY: 0.5, Visibility.NEVER: 0.0}
 
@@ -32,7 +31,7 @@ class Scrape:
 
     @property
     def counting(self) -> bool:
-        return any(hook.mechanism != "off" for hook in self.view.hooks)
+        return any(hook.mechanism != OFF for hook in self.view.hooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ def _drops(scrape: Scrape) -> Iterator[Point]:
 
 
 def _hook_up(scrape: Scrape) -> Iterator[Point]:
-    return (Point((hook.hook, hook.mechanism), hook.mechanism != "off") for hook in scrape.view.hooks if hook.needed)
+    return (Point((hook.hook, hook.mechanism), hook.mechanism != OFF) for hook in scrape.view.hooks if hook.needed)
 
 
 def _source_up(scrape: Scrape) -> Iterator[Point]:
@@ -173,12 +172,10 @@ def _imbalance(scrape: Scrape) -> Iterator[Point]:
     return (Point((device.device,), device.imbalance) for device in devices)
 
 
-def _single(value: float | None) -> Iterator[Point]:
-    if value is not None:
-        yield Point((), value)
+def _single(value: float | None) -> Iterable[Point]:
+    return () if value is None else (Point((), value),)
 
 
-KIND_LABELS = tuple(kind.label for kind in KINDS)
 POD_LABELS = ("pod", "namespace", "container", "device", "vendor")
 HOST_LABELS = ("unit", "device", "vendor")
 DEVICE_LABELS = ("device", "vendor")
@@ -310,6 +307,15 @@ METRICS: tuple[Metric, ...] = (
         "cgroups",
         "ledger",
         lambda scrape: _single(scrape.view.retired_early),
+    ),
+    Metric(
+        "kubenpu_dbus_dropped_total",
+        "counter",
+        (),
+        "Signals and refusals that the message bus did not take; absent where D-Bus is not served.",
+        "messages",
+        "dbus",
+        lambda scrape: _single(scrape.view.dbus_dropped),
     ),
     Metric(
         "kubenpu_cgroup_index_rebuilds_total",

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kubenpu.api.fields import FILTER_FIELDS, ShownCounts, ShownDevice, ShownUsage, Workload
-from kubenpu.exporters.prometheus import submit_vendors
 from kubenpu.model.device import Visibility
 from kubenpu.model.identity import Owner
 from kubenpu.model.view import DeviceUsage, Usage, View, sees_outcome
@@ -98,7 +97,7 @@ class Pictures:
             if picture is None or time.monotonic() - self._read_at > FRESH_S:
                 forgotten = self._forgotten
                 view = self._node.view()
-                picture = Picture(view, submit_vendors(view, self._node.visibility))
+                picture = Picture(view, view.submit_vendors(self._node.visibility))
                 self._read_at = time.monotonic()
                 # what changed meanwhile may not be in it
                 self._picture = picture if forgotten == self._forgotten else None

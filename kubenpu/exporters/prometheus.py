@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape, VisibilityOf
+from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape
 from kubenpu.exporters.prometheus_parts import (
     Collector,
     CollectorRegistry,
@@ -21,11 +21,10 @@ from kubenpu.exporters.prometheus_parts import (
     floatToGoString,
     write_openmetrics,
 )
-from kubenpu.model.device import Visibility
-from kubenpu.model.text import printable
+from kubenpu.model.device import VisibilityOf
+from kubenpu.model.text import clean_label
 from kubenpu.model.view import View
 
-MAX_LABEL_CHARACTERS = 512
 OPENMETRICS = "application/openmetrics-text"
 # What is written is the same with every version of the library; what it calls that is not.
 CONTENT_TYPES = {
@@ -53,17 +52,11 @@ class ViewCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         view = self._get_view()
-        scrape = Scrape(view, submit_vendors(view, self._visibility), self._visibility, self._loss_reasons)
+        scrape = Scrape(view, view.submit_vendors(self._visibility), self._visibility, self._loss_reasons)
         for metric in METRICS:
             points = _merge(metric, metric.points(scrape))
             if points:
                 yield _family(metric, points)
-
-
-def submit_vendors(view: View, visibility: VisibilityOf) -> frozenset[str]:
-    """Drivers whose submissions pass an ioctl at least partly."""
-    vendors = {usage.vendor for usage in view.usage} | {device.vendor for device in view.device_usage}
-    return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})
 
 
 class Exposition:
@@ -117,12 +110,6 @@ def _quality(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def clean_label(value: str) -> str:
-    """Printable and bounded text; anything else appears as an escape such as \\x00 or \\udcff."""
-    value = printable(value)
-    return value if len(value) <= MAX_LABEL_CHARACTERS else value[: MAX_LABEL_CHARACTERS - 1] + "…"
 
 
 def _merge(metric: Metric, points: Iterable[Point]) -> dict[tuple[str, ...], Point]:

@@ -21,10 +21,10 @@ from kubenpu.api import fields
 from kubenpu.api import varlink as api
 from kubenpu.api.fields import Field
 from kubenpu.exporters.picture import Filter, Picture, find_workloads
-from kubenpu.exporters.prometheus import clean_label
 from kubenpu.exporters.varlink_parts import Interface, InvalidParameter, Service, VarlinkEncoder, VarlinkError
 from kubenpu.model.errors import KubeNpuError
 from kubenpu.model.identity import Owner
+from kubenpu.model.text import clean_label
 
 FILTER_KEYS = {field.key: field for field in fields.FILTER_FIELDS}
 FILTER_TYPES = {key: str if field.shape is fields.TEXT else bool for key, field in FILTER_KEYS.items()}

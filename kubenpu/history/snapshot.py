@@ -8,13 +8,13 @@ out: the store gives to nobody what the named ones do not explain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from kubenpu.model.device import Visibility
+from kubenpu.model.device import Visibility, VisibilityOf
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
-from kubenpu.model.sample import Counts
+from kubenpu.model.sample import OFF, Counts
 from kubenpu.model.usage import WAIT_NS
 from kubenpu.model.view import DeviceUsage, View, sees_outcome
 
@@ -23,7 +23,6 @@ CALLS = slice(0, len(KINDS))
 _OF_OUTCOMES = MEASURES[len(KINDS) :]
 _OF_SUBMITS = (f"calls.{Kind.SUBMIT.label}", f"errors.{Kind.SUBMIT.label}")
 
-VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
 Values = tuple[int, ...]
 """One number per measure, in the order of MEASURES."""
 
@@ -104,7 +103,7 @@ def _add(one: Total, other: Total) -> Total:
 
 
 def _since(view: View, device: DeviceUsage) -> list[int]:
-    return [hook.since_ns for hook in view.hooks if hook.mechanism != "off" and hook.hook in device.hooks]
+    return [hook.since_ns for hook in view.hooks if hook.mechanism != OFF and hook.hook in device.hooks]
 
 
 def _measured(device: DeviceUsage, visibility: Mapping[str, Visibility]) -> frozenset[str]:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
-from kubenpu.kernel.hooks import OFF, SHARED_MAPS, UPROBE, Hook, Mechanism
+from kubenpu.kernel.hooks import SHARED_MAPS, UPROBE, Hook, Mechanism
 from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.selftest import self_test
 from kubenpu.kernel.support import KernelFacts, mechanism_refusal
 from kubenpu.model.errors import KernelError
-from kubenpu.model.sample import HookStatus
+from kubenpu.model.sample import OFF, HookStatus
 
 INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32

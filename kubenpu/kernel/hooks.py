@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OFF = "off"
 UPROBE = "uprobe"
 NO_DEVICE = "no such device"
 

@@ -37,6 +37,7 @@ class NodeFacts:
     slot_hooks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     boot_id: str = ""
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    dbus_dropped: int | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ class Ledger:
             epoch=f"{facts.boot_id}/{sample.generation}" if sample else "",
             taken_ns=sample.taken_ns if sample else 0,
             pod_labels=facts.pod_labels,
+            dbus_dropped=facts.dbus_dropped,
         )
 
     def _standing(self, cgroup_id: int) -> Standing:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kubenpu.model.kinds import Kind
@@ -20,6 +20,8 @@ class Visibility(enum.Enum):
 
 # What a driver lets one see: work handed to the hardware, its memory, waiting for it.
 WHATS = ("submit", "memory", "wait")
+VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
+"""By the name of a driver table; empty for None and where nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,3 +23,4 @@ class Kind(enum.IntEnum):
 
 
 KINDS: tuple[Kind, ...] = tuple(Kind)
+KIND_LABELS = tuple(kind.label for kind in KINDS)

@@ -95,6 +95,7 @@ class KernelSample:
 
 # The hook that sees what becomes of a call. Of a device that another one counts for, errors and waits are not known.
 HOOK_WITH_OUTCOME = "drm_ioctl"
+OFF = "off"  # the mechanism of a hook that counts nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,17 @@ of any script stay.
 
 from __future__ import annotations
 
+MAX_LABEL_CHARACTERS = 512
+
 
 def printable(text: str) -> str:
     """The text with every character that is not printable as an escape such as \\x1b, \\u202e or \\udcff."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def clean_label(text: str) -> str:
+    """Printable and bounded, as every interface shows it."""
+    text = printable(text)
+    return text if len(text) <= MAX_LABEL_CHARACTERS else text[: MAX_LABEL_CHARACTERS - 1] + "…"

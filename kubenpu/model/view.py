@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kubenpu.model.device import Device
+from kubenpu.model.device import Device, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner
-from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Counts, HookStatus
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts, HookStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class View:
     `retired_early`: cgroups whose series ended before the retention time because counter cells ran short.
     `epoch` names the counters: boot id and what tells them from others of this boot. Counts of two views may be
     subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
-    `pod_labels`: by UID of the pod, those that the settings ask for.
+    `pod_labels`: by UID of the pod, those that the settings ask for. `dbus_dropped`: messages that the message bus did
+    not take, None while nobody has been on it.
     """
 
     version: str
@@ -92,7 +93,13 @@ class View:
     epoch: str = ""
     taken_ns: int = 0
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    dbus_dropped: int | None = None
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""
-        return any(hook.mechanism != "off" and hook.hook in hooks for hook in self.hooks)
+        return any(hook.mechanism != OFF and hook.hook in hooks for hook in self.hooks)
+
+    def submit_vendors(self, visibility: VisibilityOf) -> frozenset[str]:
+        """Drivers whose submissions pass an ioctl at least partly."""
+        vendors = {usage.vendor for usage in self.usage} | {device.vendor for device in self.device_usage}
+        return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})

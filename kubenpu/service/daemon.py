@@ -177,7 +177,7 @@ class Daemon:
             try:
                 self._start(loop, "varlink", self._make_varlink(pictures).run())
             except KubeNpuError as e:
-                self._node.note_source("varlink", str(e), 0.0)
+                self._note("varlink", str(e))
 
     def _make_varlink(self, pictures: Pictures) -> VarlinkServer:
         try:
@@ -198,7 +198,11 @@ class Daemon:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("%s is no longer served: %s", task.get_name(), error, exc_info=error)
-            self._node.note_source(task.get_name(), f"{type(error).__name__}: {error}", 0.0)
+            self._note(task.get_name(), f"{type(error).__name__}: {error}")
+
+    def _note(self, source: str, reason: str) -> None:
+        """In the worker: the node may be busy, and the loop waits for nothing but events."""
+        self._worker.submit(self._node.note_source, source, reason, 0.0)
 
     async def _stop_interfaces(self) -> None:
         for task in self._serving:
@@ -260,15 +264,19 @@ class Daemon:
         """Follows the node to another bell when the pins were made anew; the new fd may have the old number."""
         bell = self._node.bell()
         if bell is not self._bell:
-            if self._bell is not None:
-                loop.remove_reader(self._bell.fd)
+            self._leave_bell(loop)
             if bell is not None:
                 loop.add_reader(bell.fd, self._on_bell, loop)
             self._bell = bell
 
+    def _leave_bell(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._bell is not None:
+            loop.remove_reader(self._bell.fd)
+            self._bell = None
+
     def _on_bell(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A new cgroup. The bell is level-triggered: silenced here, so that the loop does not spin."""
-        self._node.silence()
+        """A new cgroup. The bell rings until the node silences it, in the worker: it is not listened to until then."""
+        self._leave_bell(loop)
         self._due["resolve"] = loop.time()
         self._wake.set()
 

@@ -27,7 +27,7 @@ from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.labels import PodLabels
 from kubenpu.identity.resolve import Resolver, next_retry_s
 from kubenpu.kernel.bpf import Bell
-from kubenpu.kernel.hooks import DRM_IOCTL, OFF
+from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.ledger.ledger import Ledger, NodeFacts
@@ -35,7 +35,7 @@ from kubenpu.ledger.names import read_names, write_names
 from kubenpu.model.device import Visibility
 from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
-from kubenpu.model.sample import HookStatus, KernelSample
+from kubenpu.model.sample import OFF, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 
@@ -78,6 +78,7 @@ class Node:
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
         self._saved_names = 0
+        self._dbus_dropped: int | None = None
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._ledger = Ledger(settings.retention_seconds, time.time() - boot_seconds())
         self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
@@ -119,6 +120,11 @@ class Node:
         with self._lock:
             self._note(source, reason, seconds)
 
+    def note_dropped(self, count: int) -> None:
+        """Messages that the bus has not taken since this was called last; none is a number, too."""
+        with self._lock:
+            self._dbus_dropped = (self._dbus_dropped or 0) + count
+
     def open(self) -> None:
         """Opens the pins if they are not open yet."""
         with self._lock, self._source("counters"):
@@ -157,11 +163,6 @@ class Node:
         store = self._store  # read once: a scrape may close it meanwhile
         return store.bell if store is not None else None
 
-    def silence(self) -> None:
-        with self._lock:
-            if self._store is not None:
-                self._store.bell.silence()
-
     def rescan_devices(self) -> None:
         """Reads sysfs again and tells the kernel what to count."""
         with self._lock, self._source("devices"):
@@ -195,11 +196,13 @@ class Node:
     # ---- whose it is ----
 
     def resolve(self) -> float | None:
-        """Asks the runtimes about cgroups without a final owner; may take seconds.
+        """Silences the bell and asks the runtimes about cgroups without a final owner; may take seconds.
 
         Returns after how many seconds the next of them may be asked about again, None when all owners are final.
         """
         with self._lock:
+            if self._store is not None:
+                self._store.bell.silence()  # before the reading: who rings later is in the next one
             sample = self._read()
             if sample is None:
                 return None
@@ -326,6 +329,7 @@ class Node:
                 slot_hooks=self._store.slot_hooks() if self._store is not None else {},
                 boot_id=self._boot_id,
                 pod_labels=self._labels.known,
+                dbus_dropped=self._dbus_dropped,
             )
             addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)

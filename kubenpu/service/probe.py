@@ -18,13 +18,13 @@ from pathlib import Path
 from kubenpu import __version__
 from kubenpu.config.settings import Settings, add_config_flag, read_settings
 from kubenpu.kernel import attach
-from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, OFF, UPROBE, Hook
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, UPROBE, Hook
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import KernelFacts, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
-from kubenpu.model.sample import HookStatus
+from kubenpu.model.sample import OFF, HookStatus
 from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory, tell
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from kubenpu.devices import arguments, schema
 from kubenpu.devices.tables import load_tables
 from kubenpu.exporters import web, web_config, web_request
 from kubenpu.exporters.metrics import METRICS
-from kubenpu.exporters.prometheus import MAX_LABEL_CHARACTERS
 from kubenpu.identity.cri import KNOWN_SOCKETS
 from kubenpu.kernel import layout
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.model.device import DriverTable, Visibility
-from kubenpu.model.kinds import KINDS
+from kubenpu.model.kinds import KIND_LABELS
+from kubenpu.model.text import MAX_LABEL_CHARACTERS
 from rst import definition, escape, literal, sentence
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -204,7 +204,7 @@ VALUES: Mapping[str, str] = {
     "driver-numbers": f"{schema.DRIVER_NRS.start:#x} to {schema.DRIVER_NRS.stop - 1:#x}",
     "headers": ", ".join(web_config.HEADERS),
     "ioctl-type": f"{schema.DRM_IOCTL_TYPE:#x}",
-    "kinds": ", ".join(kind.label for kind in KINDS),
+    "kinds": ", ".join(KIND_LABELS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
     "max-rows": str(fields.MAX_ROWS),
     "max-usage-rows": str(fields.MAX_USAGE_ROWS),

@@ -8,6 +8,7 @@ and ends it with SIGTERM; whatever fails there fails the test.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import queue
@@ -40,7 +41,8 @@ class FakeBell:
         os.eventfd_write(self.fd, 1)
 
     def silence(self) -> None:
-        os.eventfd_read(self.fd)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -74,7 +76,10 @@ class FakeWatch:
 
 @dataclass
 class FakeNode:
-    """`steps` is what the daemon asked for, in order. `during` runs inside a step, in the worker thread."""
+    """`steps` is what the daemon asked for, in order. `during` runs inside a step, in the worker thread.
+
+    `in_loop`: what was asked for in the loop and may wait there for the node's lock.
+    """
 
     simulated: bool = False
     pause: float | None = None
@@ -87,8 +92,14 @@ class FakeNode:
     closed: bool = False
     notes: list[tuple[str, str]] = field(default_factory=list)
     subsystems: frozenset[str] = frozenset()
+    in_loop: list[str] = field(default_factory=list)
+
+    def check_thread(self, name: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.in_loop.append(name)
 
     def step(self, name: str) -> None:
+        self.check_thread(name)
         with self.changed:
             self.steps.append(name)
             self.changed.notify_all()
@@ -107,6 +118,8 @@ class FakeNode:
         self.step("tidy")
 
     def resolve(self) -> float | None:
+        if self.ringing is not None:
+            self.ringing.silence()
         self.step("resolve")
         return self.pause
 
@@ -116,10 +129,6 @@ class FakeNode:
     def bell(self) -> FakeBell | None:
         return self.ringing
 
-    def silence(self) -> None:
-        if self.ringing is not None:
-            self.ringing.silence()
-
     def view(self) -> View:
         return View("1", "n", self.simulated, None, (), (), (), (), self.sources, {}, 0, 0, 0)
 
@@ -127,6 +136,7 @@ class FakeNode:
         return {}
 
     def note_source(self, source: str, reason: str, _seconds: float) -> None:
+        self.check_thread("note_source")
         self.notes.append((source, reason))
 
     def summary(self) -> str:
@@ -178,6 +188,7 @@ class Rig:
 
         asyncio.run(main())
         assert failures == []
+        assert self.node.in_loop == []
         assert self.node.closed
 
     def hear(self, what: str) -> None:

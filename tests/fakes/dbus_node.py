@@ -112,6 +112,7 @@ class FakeNode:
         self.reloads = 0
         self.trouble = ""
         self.notes: list[str] = []
+        self.dropped = 0
         self.hold: threading.Event | None = None
         self.hold_usage: threading.Event | None = None
 
@@ -135,6 +136,9 @@ class FakeNode:
         if by == "nothing":
             raise SourceError("usage cannot be summed up by nothing")
         return USAGE
+
+    def note_dropped(self, count: int) -> None:
+        self.dropped += count
 
     def note_source(self, source: str, reason: str, seconds: float) -> None:
         assert source == self.source

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from kubenpu.model.errors import SourceError
+from kubenpu.model.usage import UsageRow
 from tests.fakes.dbus_node import IGPU, POD, VIEW, FakeNode, counts, many
 from tests.fakes.private_bus import DEADLINE_S, NOBODY, PrivateBus, Serving, eventually
 from tests.fakes.sim_plan import DEVICES
@@ -95,6 +97,37 @@ def test_a_bus_that_this_user_may_not_use(tmp_path: Path) -> None:
     refused = kubenpuctl("pods", "--bus", f"unix:path={tmp_path}/bus", nobody=True)
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
     assert "may not use the message bus" in refused.stderr
+
+
+def report(bus: PrivateBus) -> subprocess.Popen[str]:
+    words = command("report", "--bus", bus.address)
+    return subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_report_whose_bus_is_lost(bus: PrivateBus, served: Serving) -> None:
+    hold = served.node.hold_usage = threading.Event()
+    with report(bus) as asking:
+        eventually(lambda: any(session.slow for session in served.sessions))
+        bus.stop()
+        _, err = asking.communicate(timeout=DEADLINE_S)
+    hold.set()
+    assert (asking.returncode, err.count("\n")) == (3, 1)
+    assert "the message bus closed the connection" in err
+    assert "or name its --database" in err
+
+
+def test_a_report_that_kubenpud_refuses(bus: PrivateBus, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_by: str, _since: float, _until: float) -> list[UsageRow]:
+        raise SourceError("no history is kept")
+
+    monkeypatch.setattr(node, "usage", refuse)
+    with Serving(node, bus.address):
+        eventually(lambda: node.notes == [""])
+        with report(bus) as asking:
+            _, err = asking.communicate(timeout=DEADLINE_S)
+    assert asking.returncode == 1
+    assert "no history is kept" in err
+    assert "--database" not in err
 
 
 def test_devices_wait_for_nobody(bus: PrivateBus, served: Serving, tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def test_a_bus_that_takes_nothing_makes_us_drop(
         served.changed()
         eventually(lambda: "messages were dropped" in caplog.text)
     assert not session.dropped
+    served.changed()
+    eventually(lambda: f" {node.dropped} messages were dropped" in caplog.text)
 
 
 def test_a_flood_of_calls_is_refused_and_others_are_served(bus: PrivateBus, served: Serving, node: FakeNode) -> None:

@@ -62,9 +62,13 @@ def test_reload_needs_no_reply(bus: PrivateBus, served: Serving, node: FakeNode)
 
 def test_reload_says_what_went_wrong(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
     node.trouble = "cannot read\nsysfs"
-    with NodeClient(bus.address) as client, pytest.raises(CallError, match=r"cannot read\\nsysfs") as caught:
-        client.reload()
-    assert caught.value.name == api.FAILED
+
+    async def work(connection: Connection) -> None:
+        with pytest.raises(CallError, match=r"cannot read\\nsysfs") as caught:
+            await connection.call(method("Reload"))
+        assert caught.value.name == api.FAILED
+
+    with_connection(bus, work)
 
 
 def test_without_polkit_the_answer_is_no(bus: PrivateBus, served: Serving, node: FakeNode) -> None:

@@ -3,18 +3,14 @@
 
 East has two nodes, west one that is called like one of east's and has the same devices, namespaces and pods.
 
-The configurations are README.md's, with other addresses and shorter intervals. The nodes are simulated ones with real
-counting; for the rules to count them as real, the metric that says so is not scraped. Needs root.
+The nodes are simulated ones with real counting. Needs root.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +20,9 @@ import pytest
 import yaml
 
 from kubenpu.model.kinds import KINDS, Kind
-from tests.fakes.monitoring import ROOT, RULES, documented_queries, filled_in, panels
+from tests.fakes.monitoring import documented_queries, filled_in, panels
 from tests.fakes.own_service import OwnService
+from tests.fakes.prometheus import DEADLINE_S, Answer, ask, cluster_config, configurations, prometheus
 from tests.fakes.sim_cgroups import CgroupTree, cgroup2_mount
 from tests.fakes.sim_metrics import serve_text
 from tests.fakes.sim_plan import DETECTOR, NIGHTLY, NOTEBOOK, SERVER
@@ -33,13 +30,10 @@ from tests.fakes.sim_tally import Tally, pause_all, wait_until
 from tests.fakes.simulated_node import PROGRAM, Running, simulated_node
 from tests.fakes.web_client import free_port
 
-DEADLINE_S = 60.0
 ENOUGH_CALLS = 200
 NODES = {"east": ("node-1", "node-2"), "west": ("node-1",)}
 TEAMS = {DETECTOR: "perception", SERVER: "chat", NIGHTLY: "perception"}  # the notebook's pod has no such label
 SUBMIT = KINDS.index(Kind.SUBMIT)
-
-Answer = dict[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +51,6 @@ class Use:
         known = {"instance": self.instance, "device": self.running.plan.device.address, "team": TEAMS.get(pod, "")}
         known |= {"namespace": pod.namespace, "pod": pod.name, "cluster": self.cluster}
         return tuple(known[name] for name in names)
-
-
-def configurations() -> list[dict[str, object]]:
-    """The blocks of README.md's section on many nodes: a cluster's, by role, federation, remote write."""
-    section = (ROOT / "README.md").read_text().partition("\n## Many nodes\n")[2].partition("\n## ")[0]
-    return [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", section, re.M | re.S)]
 
 
 def pod_labels() -> str:
@@ -85,57 +73,6 @@ def node(name: str, directory: Path) -> Iterator[tuple[int, list[Running]]]:
         for each in running:
             each.tally.ask_stop()
             assert each.process.wait(DEADLINE_S) == 0
-
-
-@contextmanager
-def prometheus(config: dict[str, object], directory: Path) -> Iterator[int]:
-    """Serving on the port that it yields."""
-    directory.mkdir()
-    (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    command = [
-        "prometheus",
-        f"--config.file={directory}/prometheus.yml",
-        f"--storage.tsdb.path={directory}/data",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            assert wait_until(lambda: ask(port, "vector(1)") != {}, DEADLINE_S), (directory / "log").read_text()
-            yield port
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_S)
-
-
-def ask(port: int, query: str, *names: str) -> Answer:
-    """The answer's values by these labels; a label that is absent is empty. Every one has its own."""
-    url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
-    try:
-        with urllib.request.urlopen(url, timeout=20) as reply:
-            rows = json.load(reply)["data"]["result"]
-    except OSError:
-        return {}
-    found = {tuple(row["metric"].get(name, "") for name in names): float(row["value"][1]) for row in rows}
-    assert len(found) == len(rows)
-    return found
-
-
-def cluster_config(cluster: str, nodes: dict[str, int], ksm: str, directory: Path) -> dict[str, object]:
-    """README.md's for a cluster, every second."""
-    rules = directory / RULES.name
-    assert "interval: 1m" in RULES.read_text()
-    rules.write_text(RULES.read_text().replace("interval: 1m", "interval: 1s"))
-    match configurations()[0]:
-        case {"global": dict(common), "scrape_configs": [dict(kubenpud), dict(state)], **others}:
-            targets = [{"targets": [f"localhost:{port}"], "labels": {"instance": n}} for n, port in nodes.items()]
-            drop = {"source_labels": ["__name__"], "regex": "kubenpu_simulated", "action": "drop"}
-            kubenpud |= {"static_configs": targets, "metric_relabel_configs": [drop]}
-            state |= {"static_configs": [{"targets": [urllib.parse.urlsplit(ksm).netloc]}]}
-            common |= {"external_labels": {"cluster": cluster}, "scrape_interval": "1s", "evaluation_interval": "1s"}
-            return {**others, "global": common, "rule_files": [str(rules)], "scrape_configs": [kubenpud, state]}
-    raise AssertionError("README.md's configuration has another form")
 
 
 def federation_config(clusters: Iterable[int]) -> dict[str, object]:

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import socket
 import subprocess
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.fakes.certificates import Authority
 from tests.fakes.kubenpud import DEADLINE_S, Kubenpud, kubenpud, protected, write_settings
+from tests.fakes.prometheus import ask, prometheus
 from tests.fakes.sim_tally import wait_until
 from tests.fakes.web_client import Client, free_port
 
@@ -92,19 +91,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-def query(port: int, text: str) -> list[dict[str, dict[str, str]]]:
-    url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(text)}"
-    try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            found: list[dict[str, dict[str, str]]] = json.load(answer)["data"]["result"]
-            return found
-    except OSError:
-        return []
-
-
-def prometheus_config(plain: int, secured: int, authority: Authority) -> str:
+def prometheus_config(plain: int, secured: int, authority: Authority) -> dict[str, object]:
     client = authority.issue("prometheus")
-    return f"""\
+    config: dict[str, object] = yaml.safe_load(f"""\
 global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
 - job_name: plain
@@ -114,26 +103,22 @@ scrape_configs:
   tls_config: {{ca_file: {authority.cert}, cert_file: {client.cert}, key_file: {client.key}}}
   basic_auth: {{username: prometheus, password: secret}}
   static_configs: [{{targets: ["localhost:{secured}"]}}]
-"""
+""")
+    return config
 
 
 def test_prometheus_scrapes_plain_and_secured(port: int, authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "kubenpud").mkdir()
     settings, _, secured = protected(tmp_path / "kubenpud", authority)
-    config, own = tmp_path / "prometheus.yml", free_port()
-    config.write_text(prometheus_config(port, secured, authority))
-    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"]
-    with kubenpud(settings) as daemon, (tmp_path / "log").open("wb") as log:
+    with kubenpud(settings) as daemon:
         daemon.wait_said("READY=1")
-        prometheus = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log)
-        try:
-            assert wait_until(lambda: len(query(own, "up == 1")) == 2, DEADLINE_S), (tmp_path / "log").read_text()
+        config, directory = prometheus_config(port, secured, authority), tmp_path / "prometheus"
+        with prometheus(config, directory) as own:
+            assert wait_until(lambda: len(ask(own, "up == 1", "job")) == 2, DEADLINE_S), (directory / "log").read_text()
             for job in ("plain", "secured"):
-                assert len(query(own, f'kubenpu_device_info{{job="{job}"}}')) > 1
-                assert query(own, f'kubenpu_build_info{{job="{job}"}}')[0]["metric"]["version"]
-        finally:
-            prometheus.terminate()
-            prometheus.wait(DEADLINE_S)
+                assert len(ask(own, f'kubenpu_device_info{{job="{job}"}}', "device")) > 1
+                ((version,),) = ask(own, f'kubenpu_build_info{{job="{job}"}}', "version")
+                assert version
 
 
 # ---- sockets ----
@@ -148,11 +133,16 @@ def ask_unix(path: Path) -> bytes:
 
 
 def test_exactly_the_asked_sockets(tmp_path: Path) -> None:
-    one, two, path = free_port(), free_port(), tmp_path / "metrics.sock"
-    text = f'web.listen_address = ["127.0.0.1:{one}", "[::1]:{two}", "unix:{path}"]\nvarlink.address = ""\n'
-    with kubenpud(write_settings(tmp_path, text)) as daemon:
+    one, two, three, four = (free_port() for _ in range(4))
+    path = tmp_path / "metrics.sock"
+    asked = [f"127.0.0.1:{one}", f"[::1]:{two}", f":{three}", f"localhost:{four}", f"unix:{path}"]
+    bound = {f"127.0.0.1:{one}", f"[::1]:{two}", f"[::]:{three}", str(path)}
+    with kubenpud(write_settings(tmp_path, f'web.listen_address = {asked}\nvarlink.address = ""\n')) as daemon:
         daemon.wait_said("READY=1")
-        assert listening(daemon) == {f"127.0.0.1:{one}", f"[::1]:{two}", str(path)}
+        local = {f"127.0.0.1:{four}", f"[::1]:{four}"}  # which of them is for the resolver to say
+        assert listening(daemon) - local == bound
+        assert len(listening(daemon) & local) == 1
+        assert Client(three).ask().status == Client(four).ask().status == 200
         assert b" 200 OK" in ask_unix(path)
         daemon.process.kill()
         daemon.process.wait()

@@ -10,8 +10,10 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
+import yaml
 
 from tests.fakes.certificates import Authority
 from tests.fakes.kubenpud import DEADLINE_S, kubenpud, protected, write_settings
@@ -43,18 +45,30 @@ def test_protected_daemon(authority: Authority, trusting: ssl.SSLContext, tmp_pa
     stranger = ssl.create_default_context(cafile=str(authority.cert))
     with kubenpud(settings) as daemon:
         daemon.wait_said("READY=1")
+        first = Client(port).certificate()
         assert Client(port, trusting).ask(headers=SECRET).status == 200
         assert Client(port, trusting).ask().status == 401
         with pytest.raises(OSError, match=r"(?i)certificate|reset|pipe|closed|eof"):
             Client(port, stranger).ask(headers=SECRET)
         with pytest.raises((OSError, http.client.HTTPException)):
             Client(port).ask(headers=SECRET)
+        renew(web, authority)
+        assert wait_until(lambda: Client(port).certificate() != first, DEADLINE_S)
+        assert Client(port, trusting).ask(headers=SECRET).status == 200
         web.write_text(web.read_text() + "no_such_key: 1\n")
         daemon.process.send_signal(signal.SIGHUP)
         daemon.wait_logged(f"reload failed, what was in force stays: {web}:8: unknown key 'no_such_key'")
         assert Client(port, trusting).ask(headers=SECRET).status == 200
         with pytest.raises((OSError, http.client.HTTPException)):
             Client(port).ask(headers=SECRET)
+
+
+def renew(web: Path, authority: Authority) -> None:
+    """Another certificate in the files that the web configuration names."""
+    tls = yaml.safe_load(web.read_text())["tls_server_config"]
+    made = authority.issue("renewed")
+    made.cert.rename(tls["cert_file"])
+    made.key.rename(tls["key_file"])
 
 
 def test_broken_web_configuration_at_the_start(authority: Authority, tmp_path: Path) -> None:
@@ -68,33 +82,31 @@ def test_broken_web_configuration_at_the_start(authority: Authority, tmp_path: P
 
 
 def test_wrong_passwords_starve_nobody(authority: Authority, trusting: ssl.SSLContext, tmp_path: Path) -> None:
-    """200 different ones in 10 s; the good client's first question comes when the flood is under way."""
+    """200 different ones, as fast as they are refused; the good client's first question comes in the middle of it."""
     settings, _, port = protected(tmp_path, authority)
     statuses: list[int] = []
 
-    def guess(begin: float, first: int) -> None:
+    def guess(first: int) -> None:
         for number in range(first, 200, 8):
-            assert wait_until(lambda at=begin + number / 20: time.monotonic() >= at, DEADLINE_S)  # type: ignore[misc]
             statuses.append(Client(port, trusting).ask(headers=basic("prometheus", str(number))).status)
 
     with kubenpud(settings) as daemon:
         daemon.wait_said("READY=1")
-        begin = time.monotonic()
-        guessers = [threading.Thread(target=guess, args=(begin, first)) for first in range(8)]
+        guessers = [threading.Thread(target=guess, args=(first,)) for first in range(8)]
         for guesser in guessers:
             guesser.start()
         assert wait_until(lambda: len(statuses) > 10, DEADLINE_S)
-        slowest = 0.0
+        took = []
         while any(guesser.is_alive() for guesser in guessers):
             asked = time.monotonic()
             assert Client(port, trusting).ask(headers=SECRET).status == 200
-            slowest = max(slowest, time.monotonic() - asked)
-            guessers[0].join(0.2)
+            took.append(time.monotonic() - asked)
         for guesser in guessers:
             guesser.join(DEADLINE_S)
     assert len(statuses) == 200
     assert set(statuses) <= {401, 429}
-    assert slowest < SCRAPE_TIMEOUT_S
+    assert max(took) < SCRAPE_TIMEOUT_S
+    assert median(took) < 1
 
 
 # ---- reload ----

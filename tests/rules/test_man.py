@@ -23,12 +23,13 @@ from kubenpu.config.settings import DEFAULT_FILE, SETTINGS, make_daemon_parser, 
 from kubenpu.exporters import web_config
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.kernel import layout
-from kubenpu.kernel.hooks import HOOKS, MECHANISM_NAMES, OFF, SHARED_MAPS
+from kubenpu.kernel.hooks import HOOKS, MECHANISM_NAMES, SHARED_MAPS
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.kernel.store import LOSS_REASONS
 from kubenpu.model.device import WHATS
 from kubenpu.model.kinds import KINDS
+from kubenpu.model.sample import OFF
 from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.node import NAMES_NAME
 from kubenpu.service.probe import make_parser as make_probe_parser

@@ -11,7 +11,7 @@ import pytest
 from kubenpu.cli import bus
 from kubenpu.cli.main import main
 from kubenpu.exporters.dbus_client import CounterRow, NodeClient, NodeRow
-from kubenpu.model.errors import SourceError
+from kubenpu.model.errors import UnreachableError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from tests.fakes.fake_client import IGPU, LOST, NODE, OFF, SIMULATED, SSH, WEB, FakeClient, counts, row
 
@@ -124,7 +124,7 @@ def test_a_hook_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = FakeClient([SourceError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")])
+    fake = FakeClient([UnreachableError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")])
     fake.put(monkeypatch)
     assert main(["pods"]) == 3
     out, err = capsys.readouterr()

@@ -12,10 +12,10 @@ import pytest
 
 from kubenpu.cli.main import main
 from kubenpu.exporters.dbus_client import CounterRow, NodeRow
-from kubenpu.model.errors import SourceError
+from kubenpu.model.errors import SourceError, UnreachableError
 from tests.fakes.fake_client import IGPU, LOST, NODE, SIMULATED, SSH, WEB, FakeClient, counts, row
 
-GONE = SourceError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")
+GONE = UnreachableError("kubenpud is not on the message bus", "Start it: systemctl start kubenpud")
 Item = tuple[NodeRow, list[CounterRow]] | SourceError
 
 

@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubenpu.api import dbus as api
-from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS, Workload
+from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS
 from kubenpu.exporters.dbus_calls import Answers, find_special, signal_message
-from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_usage, parse_workload
+from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_usage
 from kubenpu.exporters.dbus_connection import (
     from_wire,
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageType, Variant
 from kubenpu.exporters.dbus_objects import announce_all, plan_signals
-from kubenpu.exporters.picture import find_workloads
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import HookStatus
 from kubenpu.model.view import Usage, View
@@ -122,11 +121,9 @@ def test_devices() -> None:
 
 def test_workloads_are_listed_once() -> None:
     (rows,) = ask("ListWorkloads")
-    assert [parse_workload(row) for row in rows] == [
-        Workload(w.owner, w.alive, w.devices, int(w.since)) for w in find_workloads(VIEW)
-    ]
-    assert rows[1]["Devices"] == [IGPU, NPU]
-    assert "Unit" not in rows[1]
+    assert [row["Kind"] for row in rows] == ["host", "pod", "unknown"]
+    names = {"Namespace": "shop", "Pod": "web-0", "Container": "main", "PodUid": "u1", "ContainerId": "c1"}
+    assert rows[1] == {"Kind": "pod", **names, "Alive": True, "Devices": [IGPU, NPU], "Since": 1700000100}
 
 
 def test_workloads_above_the_limit_are_refused() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.cli.output import escape
-from kubenpu.exporters.prometheus import clean_label
 from kubenpu.identity.index import CgroupIndex, alive, sees_whole_tree
 from kubenpu.identity.names import clean_name
+from kubenpu.model.text import clean_label
 
 
 @pytest.mark.parametrize(

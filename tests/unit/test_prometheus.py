@@ -19,7 +19,6 @@ from prometheus_client.samples import Sample
 
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.exporters.prometheus import (
-    MAX_LABEL_CHARACTERS,
     Exposition,
     ViewCollector,
     prefers_openmetrics,
@@ -28,6 +27,7 @@ from kubenpu.exporters.prometheus import (
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.text import MAX_LABEL_CHARACTERS
 from kubenpu.model.view import DeviceUsage, SourceStatus, Usage, View
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -78,6 +78,7 @@ VIEW = View(
     slots_max=8192,
     index_rebuilds=1,
     retired_early=2,
+    dbus_dropped=3,
 )
 
 
@@ -237,7 +238,7 @@ def test_without_a_hook_there_is_no_ioctl_series() -> None:
     off = tuple(dataclasses.replace(hook, mechanism="off") for hook in VIEW.hooks)
     view = dataclasses.replace(VIEW, hooks=off, counting_since=None, dropped={}, slots_used=0, slots_max=0)
     names = {sample.name for sample in samples(view)}
-    assert not [name for name in names if "ioctl" in name or "imbalance" in name or "dropped" in name]
+    assert not [name for name in names if "ioctl" in name or "imbalance" in name or "events" in name]
     assert "kubenpu_counting_since_seconds" not in names
     assert "kubenpu_slots_max" not in names
     assert select(view, "kubenpu_hook_up", hook="drm_ioctl", mechanism="off") == {"": 0}

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 import signal
 import socket
 import threading
@@ -78,21 +80,41 @@ def test_the_bell_asks_for_owners_at_once(rig: Rig) -> None:
 
 def test_a_bell_during_the_step_it_asks_for_is_not_lost(rig: Rig) -> None:
     """The step may have read the counters before the new cgroup was in them: it is done again."""
-    bell, rang = FakeBell(), threading.Event()
-    rig.node.ringing = bell
-
-    def silence() -> None:
-        bell.silence()
-        rang.set()
+    bell = rig.node.ringing = FakeBell()
 
     def ring_once() -> None:
-        if not rang.is_set():
+        if rig.node.steps.count("resolve") == 1:
             bell.ring()
-            assert rang.wait(DEADLINE_S)
 
     rig.node.during["resolve"] = ring_once
-    rig.node.silence = silence  # type: ignore[method-assign]  # tells when the loop heard it
     rig.run(lambda: rig.node.wait_for("resolve", 2))
+
+
+def test_the_loop_neither_waits_nor_spins_while_the_node_is_busy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bell rings on until the node has time to silence it; it wakes the loop once."""
+    bell = rig.node.ringing = FakeBell()
+    rang: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+    on_bell = daemon.Daemon._on_bell
+
+    def tell(self: daemon.Daemon, loop: asyncio.AbstractEventLoop) -> None:
+        on_bell(self, loop)
+        rang.put(loop)
+
+    def busy() -> None:
+        if rig.node.steps.count("tidy") == 2:
+            bell.ring()
+            loop = rang.get(timeout=DEADLINE_S)
+            for _ in range(10):
+                went_round = threading.Event()
+                loop.call_soon_threadsafe(went_round.set)
+                assert went_round.wait(DEADLINE_S)
+            assert rang.empty()
+
+    monkeypatch.setattr(daemon, "TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(daemon.Daemon, "_on_bell", tell)
+    rig.node.during["tidy"] = busy
+    rig.run(lambda: rig.node.wait_for("tidy", 3))
+    assert rig.node.steps.count("resolve") > 1
 
 
 @pytest.mark.parametrize("same_number", [True, False])

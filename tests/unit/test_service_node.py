@@ -264,7 +264,7 @@ def test_without_a_probe_there_is_a_reason_and_no_number(world: World, caplog: p
     world.pins.remove()
     (world.settings.run_directory / STATE_NAME).unlink()
     node = world.start()
-    for step in (node.open, node.tidy, node.silence):
+    for step in (node.open, node.tidy):
         step()
     assert node.resolve() is None
     view = node.view()
@@ -291,7 +291,7 @@ def test_new_pins_are_opened_and_told_the_devices(world: World, node: Node) -> N
     assert len(world.stores) == 2
     assert world.store.rules == old.rules
     assert id(node.bell()) == id(world.store.bell)
-    node.silence()
+    node.resolve()
     assert (old.bell.silenced, world.store.bell.silenced) == (0, 1)
 
 

@@ -101,3 +101,12 @@ def test_other_runtimes_are_asked_after_a_reload(world: World, node: Node, monke
     assert followed == [(Path("/run/other.sock"),)]
     assert not any(s.source.startswith("cri:") for s in node.view().sources)
     assert node._ledger.retention_s == 7
+
+
+def test_what_the_bus_does_not_take_is_added_up_once_there_is_one(node: Node) -> None:
+    assert node.view().dbus_dropped is None
+    node.note_dropped(0)
+    assert node.view().dbus_dropped == 0
+    for count in (3, 2):
+        node.note_dropped(count)
+    assert node.view().dbus_dropped == 5

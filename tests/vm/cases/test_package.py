@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import drm, package, pods, service, tally, wait
+from tests.vm.guest import bus, drm, package, pods, service, tally, wait
 from tests.vm.guest.drm import DrmDevice
 from tests.vm.guest.pods import Runtime
 from tests.vm.guest.service import DAEMON, PROBE, VIRTIO_KINDS, systemctl
@@ -174,7 +174,7 @@ def _assert_nothing_runs() -> None:
     assert "_hook" not in programs
     assert not Path("/run/kubenpu").exists()
     assert service.show(DAEMON, "ActiveState") == service.show(PROBE, "ActiveState") == "inactive"
-    asked = _ask_bus()
+    asked = bus.version(by=bus.NOBODY)
     assert "not activatable" in asked.stderr or "ServiceUnknown" in asked.stderr or "not provided" in asked.stderr
 
 
@@ -186,7 +186,7 @@ def _assert_it_counts(virtio: DrmDevice) -> None:
     done = tally.run("--node", virtio.render, "--do", "getparam:10")
     wait.until("metrics", service.rows_or_none, SECONDS_TO_COUNT)
     assert service.counted("kubenpu_device_ioctl_total", device=virtio.address) == {"other": done.total}
-    wait.until("io.kubenpu on the bus", lambda: _ask_bus().returncode == 0, SECONDS_TO_COUNT)
+    wait.until("io.kubenpu on the bus", lambda: bus.version(by=bus.NOBODY).returncode == 0, SECONDS_TO_COUNT)
     assert time.monotonic() - began < SECONDS_TO_COUNT
     wait.until("both devices", lambda: len(service.devices()) == 2)
 
@@ -196,13 +196,6 @@ def _reloads_of_systemd() -> int:
     command = ["journalctl", "-q", "-b", "-o", "cat", "_PID=1"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return sum(line.startswith(("Reloading.", "Reloading...", "Reload requested")) for line in lines)
-
-
-def _ask_bus() -> subprocess.CompletedProcess[str]:
-    """As a plain user."""
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "busctl", "get-property"]
-    command += ["io.kubenpu", "/io/kubenpu", "io.kubenpu.Node1", "Version"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @NEWER

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.vm.guest import service, tally, wait
+from tests.vm.guest.bus import NOBODY
 from tests.vm.guest.drm import DrmDevice
 
 pytestmark = pytest.mark.usefixtures("counting")
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("counting")
 SOCKET = Path("/run/kubenpu/io.kubenpu.Node")
 SOCKET_UNIT = "kubenpud-varlink.socket"
 NODE = "io.kubenpu.Node"
-NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 without_library = pytest.mark.guests("bookworm")
 with_library = pytest.mark.guests("trixie", "trixie73")
 

@@ -18,7 +18,7 @@ SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) 
 BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map=$(CURDIR)=. \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
-HOOKS := drm_ioctl file_ioctl
+HOOKS := drm_ioctl file_ioctl clients
 BPF_OBJECTS := $(foreach hook,$(HOOKS),$(MACHINES:%=build/bpf/%/$(hook).bpf.o))
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
 PROTO := tests/fakes/cri_pb2.py
@@ -185,6 +185,7 @@ install: $(BPF_OBJECTS) man completion  ## the product, below DESTDIR
 	$(call entry,$(PREFIX)/bin/kubenpuctl,kubenpu.cli.main)
 	$(call entry,$(SBINDIR)/kubenpud,kubenpu.service.daemon)
 	$(call entry,$(SBINDIR)/kubenpu-probe,kubenpu.service.probe)
+	$(call entry,$(SBINDIR)/kubenpu-clients,kubenpu.service.clients)
 	$(foreach machine,$(MACHINES),$(call install_object,$(machine)))
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/kubenpu $(HOOKS:%=bpf/%.h)
 	install -d $(DESTDIR)$(DOCDIR)/examples

@@ -9,6 +9,9 @@
 
 #include <linux/types.h>
 
+#define S_IFMT 0170000
+#define S_IFCHR 0020000
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct super_block {
@@ -18,6 +21,7 @@ struct super_block {
 struct inode {
 	__u16 i_mode;
 	__u32 i_rdev;
+	unsigned long i_ino;
 	struct super_block *i_sb;
 };
 
@@ -63,7 +67,21 @@ struct css_set {
 };
 
 struct task_struct {
+	int pid;
+	int tgid;
+	__u64 start_boottime;
 	struct css_set *cgroups;
+};
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
 };
 
 #pragma clang attribute pop

@@ -9,9 +9,6 @@
 #include "count.bpf.h"
 #include "file_ioctl.h"
 
-#define S_IFMT 0170000
-#define S_IFCHR 0020000
-
 /* majors, nodes, tables: written by user space at discovery, read here. Full: user space refuses the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -137,6 +137,14 @@ def _wait_ns(shown: ShownCounts) -> int | None:
     return shown.counts.wait_ns if shown.outcomes else None
 
 
+def _engine_ns(shown: ShownUsage) -> dict[str, int] | None:
+    return dict(shown.usage.clients.engine_ns) or None if shown.usage.clients else None
+
+
+def _memory(shown: ShownUsage) -> dict[str, int] | None:
+    return dict(shown.usage.clients.memory) or None if shown.usage.clients else None
+
+
 def _since(view: View) -> int | None:
     return None if view.counting_since is None else int(view.counting_since)
 
@@ -181,6 +189,8 @@ FILTER_FIELDS: tuple[Field[Usage], ...] = (
 COUNTER_FIELDS: tuple[Field[ShownUsage], ...] = (
     *_of(FILTER_FIELDS, lambda shown: shown.usage),
     *_of(COUNT_FIELDS, lambda shown: shown.counts),
+    Field("EngineNs", NUMBER_BY_NAME, "device time by engine, in nanoseconds, where the driver tells it", _engine_ns),
+    Field("MemoryBytes", NUMBER_BY_NAME, "memory that it has now, by region, where the driver tells it", _memory),
 )
 DEVICE_FIELDS: tuple[Field[ShownDevice], ...] = (
     Field("Address", TEXT, "PCI address, else the name in sysfs", lambda s: s.device.address, True),

@@ -28,7 +28,8 @@ SYSFS = Path("/sys")
 SIMULATED_MARK = "kubenpu-simulated"
 
 _HEADER = ("DRIVER", "PCI ID", "ADDRESS", "NODES", "NUMA", "VENDOR")
-_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", "SUBMITS", "MEMORY", "WAITS", "MODEL", "UUID", "KFD ID", "PARTITIONS", "SYSFS")
+_SEEN = ("SUBMITS", "MEMORY", "WAITS", "DEVICE TIME", "DEVICE MEMORY")
+_WIDE_HEADER = (*_HEADER, "SUBSYSTEM", *_SEEN, "MODEL", "UUID", "KFD ID", "PARTITIONS", "SYSFS")
 _COUNTS_HEADER = ("CALLS", "ERRORS", "WAIT SECONDS")
 _PATIENCE_S = 0.5
 
@@ -39,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the DRM core's table "
         "only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its memory and waiting for "
-        "it pass an ioctl; -: not known. PARTITIONS: the device that an Instinct partition belongs to, or the MIG "
-        "instances of a GPU, as GPU instance or GPU/compute instance. With -o wide and --json the counts of each "
-        "device are shown too, if kubenpud runs."
+        "it pass an ioctl; DEVICE TIME and DEVICE MEMORY: whether the driver tells them; -: not known. PARTITIONS: the "
+        "device that an Instinct partition belongs to, or the MIG instances of a GPU, as GPU instance or GPU/compute "
+        "instance. With -o wide and --json the counts of each device are shown too, if kubenpud runs."
     )
     add_format_arguments(parser)
     add_bus_argument(parser)

@@ -70,6 +70,24 @@ def _names(node: Examination) -> Iterator[Finding]:
     yield Finding("names", found, "every pod is known", remedy, WARN if calls else OK)
 
 
+def _device_time(node: Examination) -> Iterator[Finding]:
+    visible = [row for row in node.values("kubenpu_device_visibility") if row.value]
+    telling = {
+        row.labels.get("device") for row in visible if row.labels.get("what") in ("device_time", "device_memory")
+    }
+    up = {row.labels.get("source"): row.value for row in node.values("kubenpu_source_up")}.get("clients")
+    needed = "kubenpu-clients, for device time and memory"
+    if not telling:
+        yield Finding("device time", "no driver here tells it", needed)
+    elif up is None:
+        remedy = "Run: systemctl enable --now kubenpu-clients"
+        yield Finding("device time", "kubenpu-clients has not run", needed, remedy, WARN)
+    elif not up:
+        yield Finding("device time", "incomplete or late", needed, "Run: journalctl -u kubenpu-clients", WARN)
+    else:
+        yield Finding("device time", f"told by {len(telling)} device{'s' if len(telling) != 1 else ''}", needed)
+
+
 def _balance(node: Examination) -> Iterator[Finding]:
     every = node.values("kubenpu_attribution_imbalance")
     if not every:
@@ -88,4 +106,5 @@ DAEMON_CHECKS: tuple[tuple[str, Check], ...] = (
     ("losses", _losses),
     ("names", _names),
     ("balance", _balance),
+    ("device time", _device_time),
 )

@@ -17,13 +17,15 @@ from kubenpu.devices.tables import load_tables
 from kubenpu.model.device import WHATS, Argument, DriverTable, Interface, IoctlRule, KindField, NodeMatch, Release
 
 _HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "NOTE")
-_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "MEMORY", "WAITS", "MATCHES", "SOURCE", "NOTE")
+_SEEN_HEADER = ("MEMORY", "WAITS", "DEVICE TIME", "DEVICE MEMORY")
+_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", *_SEEN_HEADER, "MATCHES", "SOURCE", "NOTE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, partly (there "
-        "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting. The table drm is the "
+        "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting, DEVICE TIME and DEVICE "
+        "MEMORY whether the driver tells them of its clients. The table drm is the "
         "DRM core's and applies to every DRM and accel device. Of drivers of subsystem char calls are counted, "
         "and not how they end. The numbers are in --json."
     )
@@ -61,8 +63,8 @@ def _wide_row(table: DriverTable) -> tuple[str | None, ...]:
             *(node.devname or node.anonymous or "" for node in interface.nodes),
         )
     ]
-    memory, waits = (table.visibility[what].value if what in table.visibility else None for what in WHATS[1:])
-    return *_cells(table), memory, waits, ",".join(dict.fromkeys(names)), table.source, table.visibility_note
+    seen = (table.visibility[what].value if what in table.visibility else None for what in WHATS[1:])
+    return *_cells(table), *seen, ",".join(dict.fromkeys(names)), table.source, table.visibility_note
 
 
 def _calls(table: DriverTable) -> Iterator[tuple[int, Release | None, IoctlRule]]:

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 _HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in KIND_LABELS))
 _FIRST_TO_GO = ("OTHER", "CONTEXT", "FREE", "MAP", "WAIT", "ALLOC", "CONTAINER")
 """In a narrow terminal."""
-_MORE = ("ERRORS", "WAIT SECONDS", "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
+_MORE_NUMBERS = ("ERRORS", "WAIT SECONDS", "DEVICE SECONDS", "MEMORY MIB")
+_MORE = (*_MORE_NUMBERS, "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
 _WIDE_HEADER = (*_HEADER, *_MORE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the ioctls of each container and each unit outside pods on each device, by kind. Failed calls are part "
-        "of the counts. - in a column: that cannot be known for this device. On a narrow terminal long "
-        "names are cut and columns left out, with -o wide nothing is."
+        "of the counts. With -o wide and --json also device time and memory, where the driver tells them. - in a "
+        "column: that cannot be known for this device. On a narrow terminal long names are cut and columns left out, "
+        "with -o wide nothing is."
     )
     add_format_arguments(parser)
     add_filter_arguments(parser)
@@ -60,6 +62,8 @@ def _wide_cells(row: CounterRow) -> tuple[str | None, ...]:
     return (
         None if counts.failed is None else str(counts.failed),
         show_seconds(counts.wait_seconds),
+        show_seconds(row.engine_seconds),
+        None if row.memory is None else f"{sum(row.memory.values()) / (1 << 20):.1f}",
         row.vendor,
         "yes" if row.alive else "no",
         show_time(counts.since),

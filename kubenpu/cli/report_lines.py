@@ -13,12 +13,24 @@ from decimal import Decimal
 from fractions import Fraction
 
 from kubenpu.cli.prices import Prices
-from kubenpu.model.usage import ACTIVE_MS, BY_LABEL, PRESENT_MS, SHARE_MS, UNWATCHED_MS, WAIT_NS, Part, UsageRow
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    BY_LABEL,
+    DEVICE_NS,
+    MEMORY_KIB_S,
+    PRESENT_MS,
+    SHARE_MS,
+    UNWATCHED_MS,
+    WAIT_NS,
+    Part,
+    UsageRow,
+)
 
 SPLIT = (
     "Device time is split by activity: each stored interval (a minute) is divided evenly among the workloads that made "
-    "calls to the device in it. Device seconds and allocations are not known. Intervals without calls are idle; those "
-    "in which nobody looked for more than two minutes are unwatched. Neither is charged to anybody."
+    "calls to the device in it. Intervals without calls are idle; those in which nobody looked for more than two "
+    "minutes are unwatched. Neither is charged to anybody. Device seconds and memory are what the driver tells of its "
+    "clients, - where it does not."
 )
 UNATTRIBUTED, UNWATCHED, IDLE, TOTAL = "(unattributed)", "(unwatched)", "(idle)", "total"
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -197,5 +209,17 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
 
 
 def wait_seconds(line: Line) -> float | None:
-    value = line.amounts.get(WAIT_NS)
-    return None if value is None else value / 1e9
+    return _scaled(line, WAIT_NS, 1e9)
+
+
+def device_seconds(line: Line) -> float | None:
+    return _scaled(line, DEVICE_NS, 1e9)
+
+
+def memory_gib_hours(line: Line) -> float | None:
+    return _scaled(line, MEMORY_KIB_S, 3600 << 20)
+
+
+def _scaled(line: Line, measure: str, unit: float) -> float | None:
+    value = line.amounts.get(measure)
+    return None if value is None else value / unit

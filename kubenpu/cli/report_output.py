@@ -12,10 +12,19 @@ import textwrap
 from collections.abc import Iterator
 
 from kubenpu.cli.output import escape, render_table, show_time
-from kubenpu.cli.report_lines import SPLIT, Line, Report, idle_ms, wait_seconds
+from kubenpu.cli.report_lines import (
+    SPLIT,
+    Line,
+    Report,
+    device_seconds,
+    idle_ms,
+    memory_gib_hours,
+    wait_seconds,
+)
 from kubenpu.model.kinds import KIND_LABELS
 from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, UsageRow
 
+_TOLD = ("device_seconds", "memory_gib_hours")
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -27,7 +36,7 @@ def render_text(report: Report) -> str:
 
 
 def header_of(report: Report) -> tuple[str, ...]:
-    numbers = ("SUBMITS", "CALLS", "ERRORS", "WAIT S", "ACTIVE H", "SHARE H")
+    numbers = ("SUBMITS", "CALLS", "ERRORS", "WAIT S", "ACTIVE H", "SHARE H", "DEVICE S", "MEM GIBH")
     money = (f"COST {report.currency}",) if report.currency else ()
     return (*(column.upper() for column in report.columns), *numbers, *money)
 
@@ -44,6 +53,9 @@ def _numbers(line: Line) -> Iterator[str | None]:
     yield None if wait is None else f"{wait:.1f}"
     yield _hours(line.amounts.get(ACTIVE_MS))
     yield _hours(line.amounts.get(SHARE_MS, 0))
+    seconds, memory = device_seconds(line), memory_gib_hours(line)
+    yield None if seconds is None else f"{seconds:.1f}"
+    yield None if memory is None else f"{memory:.2f}"
 
 
 def _whole(number: int | None) -> str | None:
@@ -63,7 +75,7 @@ def render_csv(report: Report) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     kinds = [f"calls_{kind}" for kind in KIND_LABELS]
-    numbers = ("calls", *kinds, "errors", "wait_seconds", "active_seconds", "share_seconds", "cost", "currency")
+    numbers = ("calls", *kinds, "errors", "wait_seconds", "active_seconds", "share_seconds", *_TOLD, "cost", "currency")
     writer.writerow(["since", "until", "kind", *map(_cell, report.columns), *numbers])
     for line in report.lines:
         values = line_to_json(line, report)
@@ -109,6 +121,7 @@ def line_to_json(line: Line, report: Report) -> dict[str, object]:
         "wait_seconds": wait_seconds(line),
         "active_seconds": None if active is None else active / 1000,
         "share_seconds": line.amounts.get(SHARE_MS, 0) / 1000,
+        **dict(zip(_TOLD, (device_seconds(line), memory_gib_hours(line)), strict=True)),
         "cost": None if line.cost is None else line.cost / 100,
     }
 

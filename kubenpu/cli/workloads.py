@@ -60,6 +60,8 @@ def to_json(row: CounterRow, node: NodeRow) -> dict[str, object]:
         "vendor": row.vendor,
         "alive": row.alive,
         **counts_to_json(row.counts),
+        "engine_seconds": row.engine_ns and {engine: ns / 1e9 for engine, ns in row.engine_ns.items()},
+        "memory_bytes": row.memory and dict(row.memory),
         "simulated": node.simulated,
     }
 

@@ -61,6 +61,7 @@ class Settings:
     cgroup_root: str
     pod_labels: tuple[str, ...]
     retention_seconds: int
+    clients_interval_seconds: int
     history_enabled: bool
     history_file: Path
     history_retention_days: int
@@ -185,6 +186,13 @@ SETTINGS: tuple[Setting, ...] = (
         600,
         "How long the series of a dead pod stay before they become part of the departed total.",
         needs_restart=False,
+    ),
+    Setting(
+        "clients.interval_seconds",
+        "clients_interval_seconds",
+        whole_number(1, 3600),
+        15,
+        "How often kubenpu-clients looks at device time and memory; what is used after the last look is not known.",
     ),
     Setting(
         "history.enabled",

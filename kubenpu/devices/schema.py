@@ -12,7 +12,8 @@
     [argument.NAME]          a field of the argument of call NAME: size, offset, bytes, and one of
                              kinds = { alloc = [0] } with mask | count | gpu | envelope = { length, pointer }
     [[release]]              module, first, last, ioctl: instead of `ioctl` while such a release is loaded
-    [visibility]             submit, and where it matters memory and wait: always, partly, never; note
+    [visibility]             submit, and where it matters memory, wait, device_time, device_memory: always,
+                             partly, never; note
 
 All from subsystem to release may stand in several [[interface]] sections instead, where a driver has several kinds of
 nodes. `cmd`, the whole command, is for drivers that reuse a number or build none; a comment says why.

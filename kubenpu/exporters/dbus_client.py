@@ -86,13 +86,20 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """One workload on one device."""
+    """One workload on one device. `engine_ns` by engine and `memory` by region, in bytes: None: nobody tells them."""
 
     owner: Owner
     device: str
     vendor: str | None
     alive: bool
     counts: CountsRow
+    engine_ns: Mapping[str, int] | None = None
+    memory: Mapping[str, int] | None = None
+
+    @property
+    def engine_seconds(self) -> float | None:
+        """Of all engines."""
+        return None if self.engine_ns is None else sum(self.engine_ns.values()) / 1e9
 
 
 class NodeClient:
@@ -213,7 +220,8 @@ def parse_device(row: Mapping[str, Any]) -> DeviceRow:
 
 
 def parse_counter(row: Mapping[str, Any]) -> CounterRow:
-    return CounterRow(_owner_of(row), row["Device"], row.get("Vendor"), row["Alive"], _counts(row))
+    told = (row.get("EngineNs"), row.get("MemoryBytes"))
+    return CounterRow(_owner_of(row), row["Device"], row.get("Vendor"), row["Alive"], _counts(row), *told)
 
 
 def parse_usage(row: Mapping[str, Any]) -> UsageRow:

@@ -10,49 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from kubenpu.model.device import Visibility, VisibilityOf
+from kubenpu.exporters.client_metrics import CLIENT_METRICS
+from kubenpu.exporters.metric import Metric, Point, Scrape
+from kubenpu.model.device import Visibility
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
 from kubenpu.model.sample import OFF, ZERO, Counts
-from kubenpu.model.view import Usage, View, sees_outcome
+from kubenpu.model.view import Usage, sees_outcome
 
 # A code and no share: how much of it partly is, nobody knows.
 VISIBILITY_CODES = {Visibility.ALWAYS: 1.0, Visibility.PARTLY: 0.5, Visibility.NEVER: 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """What one rendering works on. `submit_vendors`: drivers whose submissions pass an ioctl at least partly."""
-
-    view: View
-    submit_vendors: frozenset[str]
-    visibility: VisibilityOf
-    loss_reasons: tuple[str, ...] = ()
-
-    @property
-    def counting(self) -> bool:
-        return any(hook.mechanism != OFF for hook in self.view.hooks)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One series, its label values as they came."""
-
-    labels: tuple[str, ...]
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One family. `name` is the sample's name, `unit` of the value, `source` where the number comes from."""
-
-    name: str
-    type: str
-    labels: tuple[str, ...]
-    help: str
-    unit: str
-    source: str
-    points: Callable[[Scrape], Iterable[Point]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +230,7 @@ METRICS: tuple[Metric, ...] = (
         CELLS,
         _calls(_unattributed),
     ),
+    *CLIENT_METRICS,
     Metric(
         "kubenpu_device_info",
         "gauge",
@@ -276,7 +244,8 @@ METRICS: tuple[Metric, ...] = (
         "kubenpu_device_visibility",
         "gauge",
         ("device", "what"),
-        "Whether submissions, memory and waits pass calls at all: 1 always, 0.5 partly, 0 never; absent: not known.",
+        "Whether submissions, memory and waits pass calls, and drivers tell device_time and device_memory of their "
+        "clients: 1 always, 0.5 partly, 0 never; absent: not known.",
         "1",
         "driver tables",
         _device_visibility,

@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from kubenpu.exporters.metrics import METRICS, Metric, Point, Scrape
+from kubenpu.exporters.metric import Metric, Point, Scrape
+from kubenpu.exporters.metrics import METRICS
 from kubenpu.exporters.prometheus_parts import (
     Collector,
     CollectorRegistry,

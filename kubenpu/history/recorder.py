@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kubenpu.history.growth import ZEROS, Key, Totals, plan_growth, plan_interval, plan_times
-from kubenpu.history.schema import CorruptError, explained, open_for_writing, set_aside, transaction
+from kubenpu.history.growth import ZEROS, Interval, Key, Totals, plan_growth, plan_interval, plan_times
+from kubenpu.history.schema import DEVICE, CorruptError, explained, open_for_writing, set_aside, transaction
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Values
+from kubenpu.history.told import Last, plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, note_used
+from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
 
 
 class Recorder:
@@ -81,6 +83,7 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
     times = plan_times(growth, interval, counted, {devices[each] for each in snapshot.present if each in devices})
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
+    usage += [(number, *row) for row in _store_told(connection, ids, snapshot, interval, devices)]
     connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
     known = [(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in sorted(names)]
@@ -135,6 +138,30 @@ def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: T
         if (first_ns, new.gone.get(key)) != (old.first_ns.get(key), old.gone.get(key))
     ]
     connection.executemany("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?)", sources)
+
+
+def _store_told(
+    connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot, interval: Interval, devices: dict[str, int]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Device time and memory: remembers the totals and gives device, workload, measure and what is to be stored."""
+    if not snapshot.told_generation:
+        return
+    boot = snapshot.epoch.partition("/")[0]
+    source = connection.execute("SELECT boot, generation FROM told_source").fetchone()
+    now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()}
+    now |= {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
+    same_boot = source is not None and source[0] == boot
+    kept = "SELECT workload, device, engine_ns, first_ns, seen_ms FROM told"
+    old = {(w, d): Last(*last) for w, d, *last in connection.execute(kept)} if same_boot else {}
+    goes_on = not same_boot or source[1] == snapshot.told_generation
+    last, grown = plan_time(old, now, goes_on, interval.boot_end_ms)
+    connection.execute("DELETE FROM told")
+    connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", [(*key, *each) for key, each in last.items()])
+    connection.execute("DELETE FROM told_source")
+    connection.execute("INSERT INTO told_source VALUES (?, ?)", (boot, snapshot.told_generation))
+    held = plan_memory(now, interval.length_ms) if interval.watched else {}
+    for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held)):
+        yield from ((d, w, ids.measure(name), value) for (w, d), value in amounts.items() if value)
 
 
 def _store_labels(connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot) -> None:

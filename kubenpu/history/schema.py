@@ -62,9 +62,17 @@ CREATE TABLE source (
 ) WITHOUT ROWID;
 CREATE TABLE stored (epoch INTEGER NOT NULL, interval INTEGER NOT NULL, boot_end_ms INTEGER NOT NULL);
 """
+_TOLD = """
+CREATE TABLE told (
+    workload INTEGER NOT NULL, device INTEGER NOT NULL, engine_ns INTEGER NOT NULL, first_ns INTEGER NOT NULL,
+    seen_ms INTEGER NOT NULL, PRIMARY KEY (workload, device)
+) WITHOUT ROWID;
+CREATE TABLE told_source (boot TEXT NOT NULL, generation INTEGER NOT NULL);
+"""
 # usage: what happened. last, source, stored: the totals of the current epoch as of the last interval, so that what
-# happens next is their difference, whoever asks; they are written in the transaction that writes usage.
-MIGRATIONS: tuple[str, ...] = (_TABLES,)
+# happens next is their difference, whoever asks; told, told_source: the same of device time. They are written in the
+# transaction that writes usage.
+MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD)
 
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 

@@ -8,15 +8,16 @@ out: the store gives to nobody what the named ones do not explain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from kubenpu.history.told import Told
 from kubenpu.model.device import Visibility, VisibilityOf
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import OFF, Counts
-from kubenpu.model.usage import WAIT_NS
-from kubenpu.model.view import DeviceUsage, View, sees_outcome
+from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S, WAIT_NS
+from kubenpu.model.view import Amounts, DeviceUsage, View, sees_outcome
 
 MEASURES = (*(f"calls.{kind.label}" for kind in KINDS), *(f"errors.{kind.label}" for kind in KINDS), WAIT_NS)
 CALLS = slice(0, len(KINDS))
@@ -44,6 +45,7 @@ class Snapshot(NamedTuple):
     `departed` is the part of a device's total that the kernel has under no workload's name any more. `present`: devices
     that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
     `measured`: by device the measures that can be known of it. `unix_ms` is the clock of the wall at `taken_ns`.
+    `told`: device time and memory, of devices with counts; `told_generation` 0: nobody looks at them.
     """
 
     epoch: str
@@ -57,6 +59,9 @@ class Snapshot(NamedTuple):
     workloads: Mapping[tuple[Names, str], Total]
     measured: Mapping[str, frozenset[str]]
     labels: Mapping[Names, Mapping[str, str]]
+    told: Mapping[tuple[Names, str], Told] = {}
+    told_devices: Mapping[str, Told] = {}
+    told_generation: int = 0
 
 
 def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapshot | None:
@@ -75,6 +80,7 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         workloads[names, usage.device] = total if before is None else _add(before, total)
         if view.pod_labels.get(usage.owner.pod_uid):
             labels[names] = view.pod_labels[usage.owner.pod_uid]
+    told_devices = {device: told for device, told in _told_devices(view) if device in vendors}
     return Snapshot(
         epoch=view.epoch,
         taken_ns=view.taken_ns,
@@ -85,9 +91,44 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         device_totals={each.device: _values(each.settled) for each in view.device_usage},
         departed={each.device: _values(each.departed) for each in view.device_usage},
         workloads=workloads,
-        measured={each.device: _measured(each, visibility(each.vendor)) for each in view.device_usage},
+        measured={
+            each.device: _measured(each, visibility(each.vendor)) | _told_measures(told_devices.get(each.device))
+            for each in view.device_usage
+        },
         labels=labels,
+        told={key: told for key, told in _told(view) if key[1] in vendors},
+        told_devices=told_devices,
+        told_generation=view.client_generation,
     )
+
+
+def _told(view: View) -> Iterator[tuple[tuple[Names, str], Told]]:
+    found: dict[tuple[Names, str], Told] = {}
+    for client in view.clients:
+        if client.owner.kind is not OwnerKind.UNKNOWN:
+            key = (_names(client.owner), client.device)
+            told = Told(_sum(client.engine_ns), _sum(client.memory), client.first_ns)
+            found[key] = found[key].plus(told) if key in found else told
+    yield from found.items()
+
+
+def _told_devices(view: View) -> Iterator[tuple[str, Told]]:
+    """Of one total that goes on for the whole boot."""
+    memory: dict[str, int] = {}
+    for client in view.clients:
+        if client.memory:
+            memory[client.device] = memory.get(client.device, 0) + (_sum(client.memory) or 0)
+    for total in view.client_totals:
+        yield total.device, Told(_sum(total.engine_ns), memory.get(total.device), 0)
+
+
+def _told_measures(told: Told | None) -> frozenset[str]:
+    known = told and ((DEVICE_NS, told.engine_ns), (MEMORY_KIB_S, told.memory_bytes))
+    return frozenset(name for name, value in known or () if value is not None)
+
+
+def _sum(amounts: Amounts) -> int | None:
+    return sum(amount for _, amount in amounts) if amounts else None
 
 
 def _names(owner: Owner) -> Names:

@@ -89,7 +89,7 @@ def _drop(connection: sqlite3.Connection, intervals: list[tuple[int]]) -> None:
     if oldest_ms is not None:
         connection.execute(
             "DELETE FROM workload WHERE id > ? AND used_ms < ? AND id NOT IN (SELECT workload FROM source) "
-            "AND id NOT IN (SELECT workload FROM last)",
+            "AND id NOT IN (SELECT workload FROM last) AND id NOT IN (SELECT workload FROM told)",
             (DEPARTED, oldest_ms - 2 * HOUR_MS),
         )
     connection.execute("DELETE FROM label WHERE workload NOT IN (SELECT id FROM workload)")

@@ -12,6 +12,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kubenpu.model.errors import ConfigError, KernelError
+from kubenpu.model.mounts import find_mount
+
 ROOT_CGROUP_ID = 1
 GONE_MAX = 65536
 
@@ -45,6 +48,24 @@ class CgroupIndex:
                     self._gone.clear()
                 self._gone.add(cgroup_id)
         return self._paths.get(cgroup_id)
+
+
+def cgroup_mount(configured: str) -> Path:
+    """Where the hierarchy is: the setting identity.cgroup_root, "" to look for it. ConfigError, KernelError without."""
+    if configured:
+        if not (Path(configured) / "cgroup.controllers").is_file():
+            raise ConfigError(
+                f"identity.cgroup_root: {configured} is not a cgroup version 2 hierarchy",
+                "Name the mount point of type cgroup2 (findmnt -t cgroup2), or leave the setting out",
+            )
+        return Path(configured)
+    mount = find_mount(Path("/proc/self/mounts").read_text(), "cgroup2")
+    if mount is None:
+        raise KernelError(
+            "no cgroup version 2 hierarchy is mounted",
+            "Boot with systemd.unified_cgroup_hierarchy=1; on version 1 pods cannot be told apart",
+        )
+    return mount
 
 
 def sees_whole_tree(mount: Path) -> bool:

@@ -57,9 +57,9 @@ class LoadRequest:
         return self.pins.body(self.hook.name, name) if name.endswith("_body") else self.pins.map(name)
 
 
-def object_path(hook: Hook) -> Path:
+def object_path(stem: str) -> Path:
     """The compiled object: of the source tree this program runs from, else the installed one."""
-    name = Path(os.uname().machine, f"{hook.name}.bpf.o")
+    name = Path(os.uname().machine, f"{stem}.bpf.o")
     built = Path(__file__).parents[2] / "build" / "bpf" / name
     return built if built.exists() else INSTALLED_OBJECTS / name
 
@@ -181,12 +181,7 @@ def _load_once(
 ) -> None:
     """One attempt: open, check, load, test, install the bodies, attach. Leaves no new links behind when it fails."""
     with Object(request.object_path, messages) as opened:
-        differing = layout.differences(opened.structs(layout.STRUCTS[request.hook.name]), request.hook.name)
-        if differing:
-            raise KernelError(
-                "the BPF object does not fit this program:\n  " + "\n  ".join(differing),
-                "Install object and program from the same package",
-            )
+        layout.check(opened.structs(layout.STRUCTS[request.hook.name]), request.hook.name)
         parts = () if mechanism is None else (("body", "hook") if attach else ("body",))
         sides = _sides(request.hook, mechanism) if mechanism else ()
         programs = {mechanism.program(s, p) for s in sides for p in parts} if mechanism else set()

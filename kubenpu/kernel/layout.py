@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of bpf/drm_ioctl.h and bpf/file_ioctl.h as ctypes, and their comparison with the BTF of an object.
+"""The structs of the headers in bpf/ as ctypes, and their comparison with the BTF of an object.
 
 Names, offsets and sizes must agree to the byte; a difference is refused before any map is created or read.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+
+from kubenpu.model.errors import KernelError
 
 ABI = 1
 KINDS = 7
@@ -110,6 +112,21 @@ class Table(ctypes.Structure):
     _fields_ = (("mask", U32), ("value", U32), ("next1", U32), ("pad", U32), ("kind", U8 * 256))
 
 
+class Holder(ctypes.Structure):
+    """knpu_holder"""
+
+    _fields_ = (
+        ("file", U64),
+        ("cgroup_id", U64),
+        ("start_ns", U64),
+        ("ino", U64),
+        ("rdev", U32),
+        ("tgid", U32),
+        ("pid", U32),
+        ("fd", U32),
+    )
+
+
 _SHARED: dict[str, type[ctypes.Structure]] = {
     "knpu_rule": Rule,
     "knpu_cell": Cell,
@@ -120,10 +137,11 @@ _SHARED: dict[str, type[ctypes.Structure]] = {
     "knpu_slot": Slot,
     "knpu_journal": Journal,
 }
-# By hook: what its object holds.
+# By stem: what its object holds.
 STRUCTS: Mapping[str, Mapping[str, type[ctypes.Structure]]] = {
     "drm_ioctl": _SHARED,
     "file_ioctl": {**_SHARED, "knpu_major": Major, "knpu_node": Node, "knpu_table": Table},
+    "clients": {"knpu_holder": Holder},
 }
 
 
@@ -132,10 +150,10 @@ def members_of(struct: type[ctypes.Structure]) -> dict[str, int]:
     return {str(field[0]): int(getattr(struct, field[0]).offset) for field in struct._fields_}
 
 
-def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None], hook: str) -> list[str]:
+def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None], stem: str) -> list[str]:
     """Compares {struct: (size, {member: offset})} read from BTF with STRUCTS; returns one line per difference."""
     lines = []
-    for name, struct in STRUCTS[hook].items():
+    for name, struct in STRUCTS[stem].items():
         btf = found.get(name)
         if btf is None:
             lines.append(f"{name}: not in the object's BTF")
@@ -146,6 +164,16 @@ def differences(found: Mapping[str, tuple[int, Mapping[str, int]] | None], hook:
         if dict(members) != members_of(struct):
             lines.append(f"{name}: members {dict(members)} in the object, {members_of(struct)} expected")
     return lines
+
+
+def check(found: Mapping[str, tuple[int, Mapping[str, int]] | None], stem: str) -> None:
+    """Raises KernelError when the object was made for another program."""
+    differing = differences(found, stem)
+    if differing:
+        raise KernelError(
+            "the BPF object does not fit this program:\n  " + "\n  ".join(differing),
+            "Install object and program from the same package",
+        )
 
 
 def rule_index(major: int, minor: int) -> int | None:

@@ -47,6 +47,10 @@ class Pins:
     def program(self, hook: str, side: str) -> Path:
         return self.root / f"{hook}_{side}_prog"
 
+    def iterator(self, stem: str) -> Path:
+        """A file that lists something when it is read."""
+        return self.root / f"{stem}_iter"
+
     def body(self, hook: str, name: str) -> Path:
         return self.root / f"{hook}_{name}"
 

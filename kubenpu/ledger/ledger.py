@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kubenpu.ledger.merges import plan_merges
 from kubenpu.ledger.standing import UNASKED, Standing
-from kubenpu.ledger.totals import Labels, device_usage, dropped, usage
+from kubenpu.ledger.totals import Labels, client_totals, client_usage, device_usage, dropped, usage
 from kubenpu.model.device import Device
 from kubenpu.model.identity import Resolution
 from kubenpu.model.sample import CellMerge, HookStatus, KernelSample
@@ -57,13 +57,13 @@ class Ledger:
         """Cgroups with counts whose owner is not final and whose retry time has come."""
         return tuple(
             cgroup_id
-            for cgroup_id in sorted(_counted(sample))
+            for cgroup_id in sorted(sample.cgroup_ids())
             if not self._standing(cgroup_id).final and self._retry_at.get(cgroup_id, now) <= now
         )
 
     def next_retry_s(self, sample: KernelSample, now: float) -> float | None:
         """Seconds until the next cgroup may be asked about; None when all owners are final."""
-        waiting = (c for c in _counted(sample) if not self._standing(c).final)
+        waiting = (c for c in sample.cgroup_ids() if not self._standing(c).final)
         return min((max(0.0, self._retry_at.get(c, now) - now) for c in waiting), default=None)
 
     def set_resolution(self, cgroup_id: int, resolution: Resolution, retry_at: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class Ledger:
 
     def alive(self, sample: KernelSample) -> tuple[int, ...]:
         """Cgroups with counts that nobody declared dead yet: the ones to look after."""
-        return tuple(sorted(c for c in _counted(sample) if self._standing(c).dead_since is None))
+        return tuple(sorted(c for c in sample.cgroup_ids() if self._standing(c).dead_since is None))
 
     def mark_dead(self, cgroup_id: int, now: float) -> None:
         """The cgroup was removed. Its id never comes back within this boot; the first mark counts."""
@@ -107,6 +107,7 @@ class Ledger:
         """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
         self._remember_vendors(facts.devices)
         labels = Labels(addresses, self._vendors, facts.slot_hooks)
+        clients = client_usage(sample.clients, self._standings) if sample else ()
         since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
         return View(
             version=facts.version,
@@ -114,7 +115,10 @@ class Ledger:
             simulated=facts.simulated,
             counting_since=facts.counting_since,
             devices=facts.devices,
-            usage=usage(sample, self._standings, labels, self.boot_unix_s) if sample else (),
+            clients=clients,
+            client_generation=sample.client_generation if sample else 0,
+            client_totals=client_totals(sample.clients) if sample else (),
+            usage=usage(sample, self._standings, labels, self.boot_unix_s, clients) if sample else (),
             device_usage=device_usage(sample, labels, since) if sample else (),
             hooks=facts.hooks,
             sources=facts.sources,
@@ -138,15 +142,10 @@ class Ledger:
 
     def _forget_gone(self, sample: KernelSample) -> None:
         """Forget cgroups missing from two samples in a row: an answer may be younger than the first of them."""
-        here = _counted(sample)
+        here = sample.cgroup_ids()
         gone = self._standings.keys() - here
         for cgroup_id in gone & self._missing:
             del self._standings[cgroup_id]
             self._retry_at.pop(cgroup_id, None)
         self._missing = gone
         self._early &= here
-
-
-def _counted(sample: KernelSample) -> set[int]:
-    """Cgroups that hold a cell; 0 marks the departed totals."""
-    return {cell.cgroup_id for cell in sample.cells if cell.cgroup_id}

@@ -16,6 +16,7 @@ from kubenpu.ledger.standing import Standing
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind
 
+NAMES_NAME = "names.json"
 FORMAT = 2
 _TEXTS = ("namespace", "pod", "container", "pod_uid", "container_id", "unit", "image")
 

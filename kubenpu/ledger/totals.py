@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kubenpu.ledger.standing import UNASKED, Standings, shown_owner
+from kubenpu.model.clients import ClientUse
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Cell, Counts, DeviceTotals, KernelSample
-from kubenpu.model.view import DeviceUsage, Usage
+from kubenpu.model.view import ClientTotals, ClientUsage, DeviceUsage, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,11 @@ class Labels:
         return tuple(sorted({hook for slot in slots for hook in self.hooks.get(slot, ())})) or (HOOK_WITH_OUTCOME,)
 
 
-def usage(sample: KernelSample, standings: Standings, labels: Labels, boot_unix_s: float) -> tuple[Usage, ...]:
+def usage(
+    sample: KernelSample, standings: Standings, labels: Labels, boot_unix_s: float, clients: Iterable[ClientUsage]
+) -> tuple[Usage, ...]:
     """One entry per (owner, device), in a stable order."""
+    by_owner = {(each.owner, each.device): each for each in clients}
     cells: defaultdict[tuple[Owner, str], list[Cell]] = defaultdict(list)
     alive: set[Owner] = set()
     for cell in sample.cells:
@@ -58,6 +62,7 @@ def usage(sample: KernelSample, standings: Standings, labels: Labels, boot_unix_
             alive=owner in alive,
             hooks=labels.hooks_of(cell.device for cell in found),
             first_ns=min(cell.first_ns for cell in found),
+            clients=by_owner.get((owner, address)),
         )
         for (owner, address), found in sorted(cells.items(), key=_order)
     )
@@ -84,6 +89,36 @@ def device_usage(sample: KernelSample, labels: Labels, since: float) -> tuple[De
             settled=sum((_settled(sample, slot, _sum(cells[slot])) for slot in found), ZERO),
         )
         for address, found in sorted(slots.items())
+    )
+
+
+def client_usage(uses: Iterable[ClientUse], standings: Standings) -> tuple[ClientUsage, ...]:
+    """One entry per (owner, device), in a stable order."""
+    found: defaultdict[tuple[Owner, str], list[ClientUse]] = defaultdict(list)
+    for use in uses:
+        if use.cgroup_id:
+            found[shown_owner(standings.get(use.cgroup_id, UNASKED)), use.device].append(use)
+    return tuple(
+        ClientUsage(
+            owner=owner,
+            device=device,
+            engine_ns=tuple(_add_up(use.engine_ns for use in of).items()),
+            memory=tuple(_add_up(use.memory for use in of).items()),
+            ended=sum(use.ended for use in of),
+            first_ns=min(use.first_ns for use in of),
+        )
+        for (owner, device), of in sorted(found.items(), key=_order)
+    )
+
+
+def client_totals(uses: Iterable[ClientUse]) -> tuple[ClientTotals, ...]:
+    """One entry per device."""
+    found: defaultdict[str, list[ClientUse]] = defaultdict(list)
+    for use in uses:
+        found[use.device].append(use)
+    return tuple(
+        ClientTotals(device, tuple(_add_up(use.engine_ns for use in of).items()), sum(use.ended for use in of))
+        for device, of in sorted(found.items())
     )
 
 
@@ -119,7 +154,7 @@ def _outside(low: int, at_least: int, at_most: int, high: int) -> int:
     return min(0, high - at_least)
 
 
-def _order(item: tuple[tuple[Owner, str], list[Cell]]) -> tuple[str, ...]:
+def _order(item: tuple[tuple[Owner, str], object]) -> tuple[str, ...]:
     owner, address = item[0]
     return (
         owner.kind.value,
@@ -138,9 +173,9 @@ def _sum(cells: Iterable[Cell]) -> Counts:
 
 
 def _add_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sum by key; keys with 0 stay, a known reason is shown even when nothing was lost for it."""
+    """Sum by key; keys with 0 stay: a reason, an engine that is known is shown even when there was nothing of it."""
     total: dict[str, int] = {}
     for part in parts:
-        for reason, count in part.items():
-            total[reason] = total.get(reason, 0) + count
+        for key, count in part.items():
+            total[key] = total.get(key, 0) + count
     return total

@@ -11,15 +11,16 @@ from kubenpu.model.kinds import Kind
 
 
 class Visibility(enum.Enum):
-    """Whether something passes an ioctl: always, partly (there are other ways too) or never."""
+    """Whether something is seen: always, partly (some of it, or on some kernels or devices) or never."""
 
     ALWAYS = "always"
     PARTLY = "partly"
     NEVER = "never"
 
 
-# What a driver lets one see: work handed to the hardware, its memory, waiting for it.
-WHATS = ("submit", "memory", "wait")
+# What a driver lets one see: by calls, work handed to the hardware, its memory, waiting for it; and what it tells
+# itself of the time and the memory of its clients.
+WHATS = ("submit", "memory", "wait", "device_time", "device_memory")
 VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
 """By the name of a driver table; empty for None and where nobody has said."""
 

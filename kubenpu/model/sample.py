@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kubenpu.model.clients import ClientUse
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -79,7 +81,7 @@ class KernelSample:
     """One reading. `before` and `after` bracket `cells`: sums over cells + lost must lie between them.
 
     `losses` are events lost that belong to no known device, by reason. `slots_used`/`slots_max`: counter cells.
-    `generation`: another number for every set of maps of this boot.
+    `generation`: another number for every set of maps of this boot. `clients`: what kubenpu-clients adds up.
     """
 
     taken_ns: int
@@ -91,6 +93,13 @@ class KernelSample:
     slots_used: int
     slots_max: int
     generation: int = 0
+    clients: tuple[ClientUse, ...] = ()
+    client_generation: int = 0
+
+    def cgroup_ids(self) -> set[int]:
+        """Cgroups that have something in their name; 0 marks what belongs to none any more."""
+        found = {cell.cgroup_id for cell in self.cells} | {use.cgroup_id for use in self.clients}
+        return found - {0}
 
 
 # The hook that sees what becomes of a call. Of a device that another one counts for, errors and waits are not known.

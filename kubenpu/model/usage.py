@@ -16,6 +16,8 @@ SHARE_MS = "share_ms"
 PRESENT_MS = "present_ms"
 UNWATCHED_MS = "unwatched_ms"
 WAIT_NS = "wait_ns"
+DEVICE_NS = "device_ns"
+MEMORY_KIB_S = "memory_kib_s"
 
 
 class Part(enum.Enum):
@@ -34,7 +36,7 @@ class UsageRow:
     WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; of a
     workload ACTIVE_MS (intervals with calls) and SHARE_MS (each such interval divided by the number of workloads that
     made calls in it); of a device PRESENT_MS (counted time), ACTIVE_MS and UNWATCHED_MS (intervals with calls that are
-    too long to tell when).
+    too long to tell when). DEVICE_NS is time of engines as the driver tells it, MEMORY_KIB_S memory over time.
     """
 
     part: Part

@@ -5,17 +5,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kubenpu.model.device import Device, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts, HookStatus
+
+Amounts = tuple[tuple[str, int], ...]
+"""By engine or region."""
+
+
+class ClientUsage(NamedTuple):
+    """Nanoseconds of device time by engine since `first_ns` (CLOCK_BOOTTIME), bytes now by region: of one owner on one
+    device.
+
+    `ended`: its clients that were closed; what each did after the last look is in no number. A driver that tells
+    nothing of a kind has no entries of it.
+    """
+
+    owner: Owner
+    device: str
+    engine_ns: Amounts
+    memory: Amounts
+    ended: int
+    first_ns: int
+
+
+class ClientTotals(NamedTuple):
+    """The same of all clients of one device, with those whose owners' series are gone."""
+
+    device: str
+    engine_ns: Amounts
+    ended: int
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Totals of one owner on one device. `since` is Unix time in seconds of the first counted call; `hooks` those that
     count for the device. `first_ns` is the same as `since` on CLOCK_BOOTTIME: it grows only when older counts of this
-    owner became departed ones."""
+    owner became departed ones. `clients`: what its clients used, None where nobody looks or none was seen."""
 
     owner: Owner
     device: str
@@ -25,6 +53,7 @@ class Usage:
     alive: bool
     hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
     first_ns: int = 0
+    clients: ClientUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +80,7 @@ def sees_outcome(hooks: tuple[str, ...]) -> bool:
     return all(hook == HOOK_WITH_OUTCOME for hook in hooks)
 
 
-OPTIONAL_SOURCES = frozenset({"containers", "dbus", "history", "varlink"})
+OPTIONAL_SOURCES = frozenset({"clients", "containers", "dbus", "history", "varlink"})
 """Shown as sources like all others; without them the node is well, and all but they work."""
 
 
@@ -73,7 +102,7 @@ class View:
     `epoch` names the counters: boot id and what tells them from others of this boot. Counts of two views may be
     subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
     `pod_labels`: by UID of the pod, those that the settings ask for. `dbus_dropped`: messages that the message bus did
-    not take, None while nobody has been on it.
+    not take, None while nobody has been on it. `client_generation`: another one for each time device time began at 0.
     """
 
     version: str
@@ -94,6 +123,9 @@ class View:
     taken_ns: int = 0
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dbus_dropped: int | None = None
+    clients: tuple[ClientUsage, ...] = ()
+    client_totals: tuple[ClientTotals, ...] = ()
+    client_generation: int = 0
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""

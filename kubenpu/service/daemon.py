@@ -32,10 +32,10 @@ from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access import OPEN
 from kubenpu.exporters.web_listen import passed_for_metrics
 from kubenpu.exporters.web_pages import node_routes
+from kubenpu.identity.index import cgroup_mount
 from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.store import LOSS_REASONS
-from kubenpu.model.errors import AddressError, ConfigError, KernelError, KubeNpuError, SourceError
-from kubenpu.model.mounts import find_mount
+from kubenpu.model.errors import AddressError, ConfigError, KubeNpuError, SourceError
 from kubenpu.model.view import OPTIONAL_SOURCES
 from kubenpu.service.event_loop import asyncio
 from kubenpu.service.history import History
@@ -313,29 +313,12 @@ class Daemon:
             self._scan_now(loop)
 
 
-def _cgroup_mount(settings: Settings) -> Path:
-    if settings.cgroup_root:
-        if not (Path(settings.cgroup_root) / "cgroup.controllers").is_file():
-            raise ConfigError(
-                f"identity.cgroup_root: {settings.cgroup_root} is not a cgroup version 2 hierarchy",
-                "Name the mount point of type cgroup2 (findmnt -t cgroup2), or leave the setting out",
-            )
-        return Path(settings.cgroup_root)
-    mount = find_mount(Path("/proc/self/mounts").read_text(), "cgroup2")
-    if mount is None:
-        raise KernelError(
-            "no cgroup version 2 hierarchy is mounted",
-            "Boot with systemd.unified_cgroup_hierarchy=1; on version 1 pods cannot be told apart",
-        )
-    return mount
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse_daemon_arguments(arguments)
         settings = read_settings(options)
         set_up_logging(settings.log_level, settings.log_format)
-        mount = _cgroup_mount(settings)
+        mount = cgroup_mount(settings.cgroup_root)
         node = Node(settings, mount)
         asyncio.run(Daemon(settings, node, lambda: read_settings(options)).run())
     except KubeNpuError as e:

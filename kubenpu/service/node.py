@@ -30,12 +30,14 @@ from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
+from kubenpu.ledger.clients_file import NAME as CLIENTS_NAME
+from kubenpu.ledger.clients_file import LatestClients
 from kubenpu.ledger.ledger import Ledger, NodeFacts
-from kubenpu.ledger.names import read_names, write_names
+from kubenpu.ledger.names import NAMES_NAME, read_names, write_names
 from kubenpu.model.device import Visibility
 from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
-from kubenpu.model.sample import OFF, HookStatus, KernelSample
+from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 SIMULATED_MARK = "kubenpu-simulated"
 RESOLVE_DEADLINE_S = 2.0
-NAMES_NAME = "names.json"
+CLIENTS = "clients"
+CLIENTS_GRACE_NS = 10_000_000_000
 NAMELESS = Resolution(Owner(OwnerKind.UNKNOWN), False, "the cgroup is gone and its name was not captured")
 
 
@@ -81,6 +84,7 @@ class Node:
         self._dbus_dropped: int | None = None
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._ledger = Ledger(settings.retention_seconds, time.time() - boot_seconds())
+        self._clients = LatestClients(settings.run_directory / CLIENTS_NAME, self._boot_id)
         self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
         self._load_names()
 
@@ -287,8 +291,8 @@ class Node:
                     continue  # it may be in a part of the tree that cannot be walked
                 if path is None or not alive(self._mount, path, cgroup_id):
                     self._ledger.mark_dead(cgroup_id, now)
-            counted = {c.cgroup_id for c in sample.cells}
-            self._attempts = {i: n for i, n in self._attempts.items() if i in counted}
+            here = sample.cgroup_ids()
+            self._attempts = {i: n for i, n in self._attempts.items() if i in here}
             merges = self._ledger.plan_merges(sample, now)
             for merge in merges:
                 self._store.merge(merge)
@@ -310,7 +314,25 @@ class Node:
         sample = None
         with self._source("counters"):
             sample = self._current_store().read()
-        return sample
+        return None if sample is None else self._with_clients(sample)
+
+    def _with_clients(self, sample: KernelSample) -> KernelSample:
+        """With what kubenpu-clients says. Where there is no file of its, nobody wants it, and it is no source."""
+        begin, reason, found = time.monotonic(), "", None
+        try:
+            found = self._clients.read()
+        except SourceError as e:
+            reason = str(e)
+        if found is None:
+            if reason:
+                self._note(CLIENTS, reason, time.monotonic() - begin)
+            return sample
+        late = sample.taken_ns > found.due_ns + CLIENTS_GRACE_NS
+        self._note(CLIENTS, "kubenpu-clients looks no more" if late else found.trouble, time.monotonic() - begin)
+        uses = tuple(use._replace(memory={}) for use in found.uses) if late else found.uses
+        records = {u.cgroup_id: CgroupRecord(u.cgroup_id, u.path, False, u.first_ns) for u in uses if u.cgroup_id}
+        cgroups = {**records, **sample.cgroups}
+        return replace(sample, clients=uses, client_generation=found.generation, cgroups=cgroups)
 
     def view(self) -> View:
         """Reads the kernel's totals now and joins them with what is known."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kubenpu import __version__
 from kubenpu.config.settings import Settings, add_config_flag, read_settings
-from kubenpu.kernel import attach
+from kubenpu.kernel import attach, clients
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, UPROBE, Hook
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
@@ -79,6 +79,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
             for request in requests
         )
         write_state(settings.run_directory, hooks, _drm_module())
+        if not options.uprobe:
+            _pin_clients(pins, options, messages)
     return hooks
 
 
@@ -93,8 +95,20 @@ def _request(
     elif options.mechanism in mechanisms:
         mechanisms = (options.mechanism,)
     since = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
-    path = options.objects / f"{hook.name}.bpf.o" if options.objects else attach.object_path(hook)
+    path = _object(hook.name, options)
     return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
+
+
+def _object(stem: str, options: argparse.Namespace) -> Path:
+    return Path(options.objects, f"{stem}.bpf.o") if options.objects else attach.object_path(stem)
+
+
+def _pin_clients(pins: Pins, options: argparse.Namespace, messages: Messages) -> None:
+    """Without it there is no device time and no memory; calls are counted all the same."""
+    try:
+        clients.pin_iterator(pins, _object(clients.STEM, options), messages)
+    except KernelError as e:
+        log.error("kubenpu-probe: %s: %s", clients.STEM, e)
 
 
 def _load_hook(

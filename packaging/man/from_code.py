@@ -91,9 +91,9 @@ def exit_codes() -> Lines:
     return [line for code, text in EXIT_CODES.items() for line in definition(f"**{code}**", sentence(text))]
 
 
-def capabilities() -> Lines:
-    """What the probe's unit grants, with the calls that need it: its comments say so."""
-    unit = (UNITS / "kubenpu-probe.service").read_text(encoding="utf-8")
+def capabilities(name: str) -> Lines:
+    """What a unit grants, with the calls that need it: its comments say so."""
+    unit = (UNITS / name).read_text(encoding="utf-8")
     found = re.findall(r"^# (CAP_\w+): (.*)$", unit, re.M)
     return [line for name, calls in found for line in definition(f"**{name}**", escape(f"{calls}."))]
 
@@ -177,7 +177,7 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "losses": losses,
     "drivers": drivers,
     "exit-codes": exit_codes,
-    "capabilities": capabilities,
+    "capabilities": lambda: capabilities("kubenpu-probe.service"),
     "dbus-methods": lambda: [*dbus_methods(api.NODE)],
     "dbus-properties": lambda: [*dbus_properties(api.NODE)],
     "dbus-signals": lambda: [*dbus_signals(api.NODE)],
@@ -189,6 +189,8 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "dbus-usage": usage_fields,
     "kubenpuctl-options": from_parsers.kubenpuctl_options,
     "kubenpud-options": from_parsers.kubenpud_options,
+    "clients-capabilities": lambda: capabilities("kubenpu-clients.service"),
+    "kubenpu-clients-options": from_parsers.clients_options,
     "kubenpu-probe-options": from_parsers.probe_options,
     "kubenpu-probe-commands": from_parsers.probe_commands,
 }

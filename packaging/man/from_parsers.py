@@ -13,6 +13,7 @@ from functools import cache
 from kubenpu.cli.main import make_parser as make_kubenpuctl_parser
 from kubenpu.cli.output import add_format_arguments
 from kubenpu.config.settings import make_daemon_parser
+from kubenpu.service.clients import make_parser as make_clients_parser
 from kubenpu.service.probe import make_parser as make_probe_parser
 from rst import definition, indented, sentence
 
@@ -23,6 +24,10 @@ def kubenpuctl_options() -> list[str]:
 
 def kubenpud_options() -> list[str]:
     return list(options(make_daemon_parser()))
+
+
+def clients_options() -> list[str]:
+    return list(options(make_clients_parser()))
 
 
 def probe_options() -> list[str]:

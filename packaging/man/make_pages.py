@@ -67,6 +67,7 @@ class Page:
 
 PAGES = (
     Page("io.kubenpu", 5, "D-Bus and Varlink interfaces of kubenpud"),
+    Page("kubenpu-clients", 8, "adds up device time and memory of whoever holds an accelerator"),
     Page("kubenpu-hooks", 7, "what KubeNPU counts in the kernel, and how"),
     Page("kubenpu-metrics", 7, "metrics of kubenpud"),
     Page("kubenpu-probe", 8, "loads, replaces and removes the programs that count accelerator calls"),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kubenpu.cli.main import make_parser as make_kubenpuctl_parser
 from kubenpu.config.settings import make_daemon_parser
+from kubenpu.service.clients import make_parser as make_clients_parser
 from kubenpu.service.probe import make_parser as make_probe_parser
 
 
@@ -78,7 +79,8 @@ def _takes(action: argparse.Action) -> str:
 
 def main(share: Path) -> None:
     """The files of all programs, where the three shells look for them below /usr/share."""
-    for program in map(read_program, (make_kubenpuctl_parser(), make_daemon_parser(), make_probe_parser())):
+    daemons = (make_daemon_parser(), make_probe_parser(), make_clients_parser())
+    for program in map(read_program, (make_kubenpuctl_parser(), *daemons)):
         for path, render in (
             (share / "bash-completion/completions" / program.name, render_bash),
             (share / "zsh/vendor-completions" / f"_{program.name}", render_zsh),

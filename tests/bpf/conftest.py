@@ -70,7 +70,7 @@ class Hooked:
         target = attach.Target("knpu_call", self.caller)
         found = []
         for hook in hooks or HOOKS:
-            path = attach.object_path(hook)
+            path = attach.object_path(hook.name)
             since = attach.boot_ns()
             request = attach.LoadRequest(hook, path, self.pins, self.slots, self.mechanisms, since, target)
             found.append(attach.load(request, self.facts, Messages()).mechanism)

@@ -171,7 +171,7 @@ def test_the_object_fits_the_decoder_and_a_difference_is_refused(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hook in HOOKS:
-        with Object(attach.object_path(hook), Messages()) as opened:
+        with Object(attach.object_path(hook.name), Messages()) as opened:
             structs = layout.STRUCTS[hook.name]
             assert layout.differences(opened.structs(structs), hook.name) == []
 
@@ -248,7 +248,7 @@ def test_a_pinned_map_of_another_shape_is_refused(hooked: Hooked) -> None:
     hooked.ready()
     path = hooked.pins.map("alloc")
     path.unlink()
-    with Object(attach.object_path(DRM_IOCTL), Messages()) as opened:
+    with Object(attach.object_path(DRM_IOCTL.name), Messages()) as opened:
         opened.keep_only(set())
         opened.leave_out("cgroup_cells_by_id")
         opened.load()

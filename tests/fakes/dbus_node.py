@@ -18,7 +18,7 @@ from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
 from kubenpu.model.usage import Part, UsageRow
-from kubenpu.model.view import DeviceUsage, Usage, View
+from kubenpu.model.view import ClientUsage, DeviceUsage, Usage, View
 
 IGPU, NPU = "0000:00:02.0", "npu.0"
 GPU_PATH, NPU_PATH = "/io/kubenpu/device/0000_3a00_3a02_2e0", "/io/kubenpu/device/npu_2e0"
@@ -44,7 +44,15 @@ VIEW = View(
     ),
     usage=(
         Usage(HOST, NPU, "doorbell", counts(0, 0, 0, 0, 0, 0, 12), 1700000200.0, False),
-        Usage(POD, IGPU, "i915", counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000), 1700000100.5, True),
+        Usage(
+            POD,
+            IGPU,
+            "i915",
+            counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000),
+            1700000100.5,
+            True,
+            clients=ClientUsage(POD, IGPU, (("render", 7), ("copy", 0)), (("system0", 4096),), 0, 10**9),
+        ),
         Usage(POD, NPU, "doorbell", counts(0, 5), 1700000101.5, True),
         Usage(LOST, IGPU, "i915", counts(3), 1700000300.0, True),
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.report import read_usage
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Total, Values
+from kubenpu.history.told import Told
 from kubenpu.history.upkeep import Bounds
 from kubenpu.model.usage import Part, UsageRow
 
@@ -55,6 +56,9 @@ class Rig:
     measured: dict[str, frozenset[str]] = field(
         default_factory=lambda: {GPU: ALL, NPU: ALL - {"calls.submit", "errors.submit"}}
     )
+    told: dict[tuple[Names, str], Told] = field(default_factory=dict)
+    told_devices: dict[str, Told] = field(default_factory=dict)
+    told_generation: int = 0
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.path, self.bounds)
@@ -95,6 +99,9 @@ class Rig:
             workloads={key: Total(values, self.first_ns[key]) for key, values in self.totals.items()},
             measured=dict(self.measured),
             labels={names: dict(labels) for names, labels in self.labels.items()},
+            told=dict(self.told),
+            told_devices=dict(self.told_devices),
+            told_generation=self.told_generation,
         )
 
     def step(self, ms: int = MINUTE_MS, jump_ms: int = 0) -> None:

@@ -65,7 +65,7 @@ class FakeStore:
         self.node_rules: list[NodeRule] = []
         self.merges: list[CellMerge] = []
         self.forgotten: list[int] = []
-        self.searches, self.slots_max = 0, 8192
+        self.searches, self.slots_max, self.taken_ns = 0, 8192, 0
 
     def recover(self) -> None:
         self.recovered = True
@@ -99,7 +99,7 @@ class FakeStore:
         counted = {c.cgroup_id for c in self.cells}
         totals = {0: DeviceTotals(0, sum((c.counts for c in self.cells), ZERO), {"slots_full": 0})}
         records = {i: r for i, r in self.records.items() if i in counted}
-        return KernelSample(0, tuple(self.cells), records, totals, totals, {}, len(self.cells), 64)
+        return KernelSample(self.taken_ns, tuple(self.cells), records, totals, totals, {}, len(self.cells), 64)
 
     def read_cgroup(self, cgroup_id: int) -> CgroupRecord | None:
         return self.records.get(cgroup_id)

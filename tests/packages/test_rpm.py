@@ -92,14 +92,14 @@ def test_it_starts(root: Root) -> None:
 
 
 def test_scriptlets(root: Root) -> None:
-    """Presets decide at first; an upgrade reloads the probe and restarts kubenpud; a removal stops all."""
+    """Presets decide at first; an upgrade reloads the probe and restarts the others; a removal stops all."""
     assert [(told[0], sorted(told[1:])) for told in root.told()] == [("install-system-units", UNITS)]
     edited = root.path / "etc/sysconfig/kubenpu"
     edited.write_text('ARGS="--log.level=debug"\n')
     root.rpm("--upgrade", "--force", "--nodeps", *root.packages)
     assert root.told() == [
         ["mark-reload-system-units", "kubenpu-probe.service"],
-        ["mark-restart-system-units", "kubenpud.service"],
+        ["mark-restart-system-units", "kubenpu-clients.service", "kubenpud.service"],
     ]
     assert edited.read_text() == 'ARGS="--log.level=debug"\n'
     root.rpm("--erase", "kubenpu", "kubenpu-devel")

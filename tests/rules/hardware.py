@@ -11,7 +11,7 @@ from kubenpu.model.device import WHATS, DriverTable
 from tests.rules.tree import ROOT
 
 BEGIN, END = "<!-- made from kubenpu/devices/drivers -->", "<!-- end -->"
-_HEADER = ("driver", "hardware", "nodes", "submissions", "memory", "waits", "note")
+_HEADER = ("driver", "hardware", "nodes", "submissions", "memory", "waits", "device time", "device memory", "note")
 
 
 def tables() -> list[DriverTable]:

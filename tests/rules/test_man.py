@@ -27,11 +27,12 @@ from kubenpu.kernel.hooks import HOOKS, MECHANISM_NAMES, SHARED_MAPS
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.kernel.store import LOSS_REASONS
+from kubenpu.ledger.clients_file import NAME as CLIENTS_NAME
+from kubenpu.ledger.names import NAMES_NAME
 from kubenpu.model.device import WHATS
 from kubenpu.model.kinds import KINDS
 from kubenpu.model.sample import OFF
 from kubenpu.model.view import OPTIONAL_SOURCES
-from kubenpu.service.node import NAMES_NAME
 from kubenpu.service.probe import make_parser as make_probe_parser
 from make_pages import EXTERNAL, KNOWN, PAGES, Page
 from tests.rules.tree import ROOT, files, parsed
@@ -272,7 +273,7 @@ def used() -> set[str]:
     units = "".join(path.read_text() for path in files(".socket", below="systemd"))
     sockets = re.findall(r"^ListenStream=(/.*)$", units, re.M)
     flags = re.findall(r"^EnvironmentFile=-(.*)$", (ROOT / "systemd/kubenpud.service").read_text(), re.M)
-    state = (f"{run}/{STATE_NAME}", f"{run}/{NAMES_NAME}", f"{pins}/{layout.ABI}")
+    state = (f"{run}/{STATE_NAME}", f"{run}/{NAMES_NAME}", f"{run}/{CLIENTS_NAME}", f"{pins}/{layout.ABI}")
     return {
         *defaults.values(),
         *sockets,

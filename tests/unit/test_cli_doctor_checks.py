@@ -57,6 +57,7 @@ def settings(tmp_path: Path) -> Settings:
         cgroup_root="",
         pod_labels=(),
         retention_seconds=600,
+        clients_interval_seconds=15,
         history_enabled=False,
         history_file=tmp_path / "usage.db",
         history_retention_days=90,

@@ -10,8 +10,9 @@ import pytest
 
 from kubenpu.cli.doctor_checks import CHECKS
 from kubenpu.cli.doctor_daemon import find_urls
-from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Examination, Finding, examine
+from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Examination, Finding, Scrape, examine
 from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.exporters.scrape import Row
 from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
@@ -23,6 +24,13 @@ kubenpu_build_info{version="1.2.3"} 1
 kubenpu_source_up{source="counters"} 1
 """
 USERS = f"basic_auth_users:\n  alice: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}\n"
+
+
+def _tells(what: str, code: float) -> Row:
+    return Row("kubenpu_device_visibility", {"device": "a", "what": what}, code)
+
+
+TELLS = _tells("device_memory", 0.5)
 
 
 def settings(*flags: str) -> Settings:
@@ -85,6 +93,26 @@ def test_a_socket_without_a_daemon_is_down(tmp_path: Path) -> None:
     (finding,) = examine(Examination(made, find_urls(made)), [(n, do) for n, do in CHECKS if n == "kubenpud"])
     assert finding.status == FAIL
     assert "systemctl start kubenpud" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "found", "remedy"),
+    [
+        ((), OK, "no driver here tells it", ""),
+        ((_tells("device_time", 0),), OK, "no driver here tells it", ""),
+        ((_tells("submit", 1),), OK, "no driver here tells it", ""),
+        ((TELLS,), WARN, "kubenpu-clients has not run", "enable --now kubenpu-clients"),
+        ((TELLS, Row("kubenpu_source_up", {"source": "clients"}, 0)), WARN, "incomplete or late", "journalctl"),
+        ((TELLS, Row("kubenpu_source_up", {"source": "clients"}, 1)), OK, "told by 1 device", ""),
+    ],
+)
+def test_device_time(rows: tuple[Row, ...], status: str, found: str, remedy: str) -> None:
+    made = settings()
+    node = Examination(made, find_urls(made))
+    node.__dict__["scrape"] = Scrape("", rows)
+    (finding,) = examine(node, [(name, do) for name, do in CHECKS if name == "device time"])
+    assert (finding.status, finding.found) == (status, found)
+    assert remedy in finding.remedy
 
 
 @pytest.mark.parametrize(

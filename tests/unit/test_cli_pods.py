@@ -18,7 +18,11 @@ from tests.fakes.fake_client import IGPU, LOST, NODE, OFF, SIMULATED, SSH, WEB, 
 EVIL = Owner(OwnerKind.POD, "z", 'evil\n\x1b[2Jpod" 日本', "e\u0301" * 2000, "u2", "")
 ROWS = [
     row(EVIL, counts(None, other=1), device="npu.0"),
-    row(replace(WEB, image="ghcr.io/web:1"), counts(40, errors=4, wait_ns=1_250_000_000, other=2)),
+    replace(
+        row(replace(WEB, image="ghcr.io/web:1"), counts(40, errors=4, wait_ns=1_250_000_000, other=2)),
+        engine_ns={"render": 2_000_000_000, "copy": 500_000_000},
+        memory={"vram0": 3 << 19, "gtt": 0},
+    ),
     row(replace(SSH, host_kind=HostKind.UNIT), counts(None, other=9), alive=False),
 ]
 
@@ -51,10 +55,12 @@ def test_table(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
 def test_wide(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pods", "-o", "wide"]) == 0
     header, host, web, _ = lines(capsys.readouterr().out)
-    more = "ERRORS WAIT SECONDS VENDOR ALIVE SINCE POD UID CONTAINER ID HOST KIND IMAGE"
+    more = "ERRORS WAIT SECONDS DEVICE SECONDS MEMORY MIB VENDOR ALIVE SINCE POD UID CONTAINER ID HOST KIND IMAGE"
     assert " ".join(header[11:]) == more
-    assert web[-9:] == ["4", "1.250000", "i915", "yes", "1970-01-01T00:16:40Z", "u1", "c" * 64, "-", "ghcr.io/web:1"]
-    assert host[-9:] == ["0", "0.000000", "i915", "no", "1970-01-01T00:16:40Z", "-", "-", "unit", "-"]
+    since = "1970-01-01T00:16:40Z"
+    assert web[-11:-6] == ["4", "1.250000", "2.500000", "1.5", "i915"]
+    assert web[-6:] == ["yes", since, "u1", "c" * 64, "-", "ghcr.io/web:1"]
+    assert host[-11:] == ["0", "0.000000", "-", "-", "i915", "no", since, "-", "-", "unit", "-"]
 
 
 def test_hostile_names_stay_in_their_cell(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +92,11 @@ def test_json(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
         "errors": 4,
         "wait_seconds": 1.25,
         "since": 1000,
+        "engine_seconds": {"render": 2.0, "copy": 0.5},
+        "memory_bytes": {"vram0": 3 << 19, "gtt": 0},
         "simulated": False,
     }
+    assert (host["engine_seconds"], host["memory_bytes"]) == (None, None)
     assert host.keys() == web.keys() == evil.keys()
     assert (host["unit"], host["host_kind"], host["pod"], host["alive"]) == ("ssh.service", "unit", None, False)
     assert evil["pod"] == EVIL.pod

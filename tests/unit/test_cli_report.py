@@ -26,7 +26,17 @@ from kubenpu.cli.report_lines import SPLIT, Report, make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
 from kubenpu.cli.report_page import MOST_BARS, plan_spans, render_page
 from kubenpu.model.errors import ConfigError
-from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, WAIT_NS, Part, UsageRow
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    DEVICE_NS,
+    MEMORY_KIB_S,
+    PRESENT_MS,
+    SHARE_MS,
+    UNWATCHED_MS,
+    WAIT_NS,
+    Part,
+    UsageRow,
+)
 from tests.fakes.history_rig import GPU, HOUR_MS, JOB, NPU, SSH, WEB, Rig
 
 HOUR = HOUR_MS
@@ -224,9 +234,23 @@ HOSTILE = '=HYPERLINK("http://x")\x1b[31m<script>alert(1)</script>\u202e\n"\''
 
 def test_a_table_for_people() -> None:
     text = render_text(report(prices=PRICES))
-    assert re.search(r"^shop +10 +12 +2 +2\.0 +0\.83 +0\.83 +0\.82$", text, re.M)
-    assert re.search(r"^\(idle\) +- +- +- +- +- +2\.42 +2\.51$", text, re.M)
+    assert re.search(r"^shop +10 +12 +2 +2\.0 +0\.83 +0\.83 +- +- +0\.82$", text, re.M)
+    assert re.search(r"^\(idle\) +- +- +- +- +- +2\.42 +- +- +2\.51$", text, re.M)
     assert SPLIT in text.replace("\n", " ")
+
+
+def test_device_time_and_memory_where_they_are_known() -> None:
+    shop, ml = work("shop", GPU, HOUR // 2), work("ml", GPU, HOUR // 4)
+    told = replace(shop, amounts={**shop.amounts, DEVICE_NS: 90 * 10**9, MEMORY_KIB_S: 2 * 3600 << 20})
+    made = report([device(GPU, 2 * HOUR, HOUR), told, ml])
+    text = render_text(made)
+    assert re.search(r"^shop .* 0\.50 +90\.0 +2\.00$", text, re.M)
+    assert re.search(r"^ml .* 0\.25 +- +-$", text, re.M)
+    lines = report_to_json(made, "n", False)["lines"]
+    assert isinstance(lines, list)
+    assert [(each["device_seconds"], each["memory_gib_hours"]) for each in lines[:2]] == [(90.0, 2.0), (None, None)]
+    rows = list(csv.DictReader(io.StringIO(render_csv(made))))
+    assert [(row["device_seconds"], row["memory_gib_hours"]) for row in rows[:2]] == [("90.0", "2.0"), ("", "")]
 
 
 def test_no_prices_no_cost() -> None:

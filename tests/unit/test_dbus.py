@@ -119,6 +119,19 @@ def test_devices() -> None:
     assert parse_device(npu).pci_id is None
 
 
+def test_time_and_memory_are_there_where_they_are_known() -> None:
+    rows, _ = page()
+    told = [(row["Kind"], row["Device"], row.get("EngineNs"), row.get("MemoryBytes")) for row in rows]
+    assert told == [
+        ("host", NPU, None, None),
+        ("pod", IGPU, {"render": 7, "copy": 0}, {"system0": 4096}),
+        ("pod", NPU, None, None),
+        ("unknown", IGPU, None, None),
+    ]
+    client = [parse_counter(row) for row in rows][1]
+    assert (client.engine_seconds, client.memory) == (7e-9, {"system0": 4096})
+
+
 def test_workloads_are_listed_once() -> None:
     (rows,) = ask("ListWorkloads")
     assert [row["Kind"] for row in rows] == ["host", "pod", "unknown"]

@@ -60,6 +60,7 @@ def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.Capture
         "SUBMITS",
         "MEMORY",
         "WAITS",
+        *("DEVICE", "TIME", "DEVICE", "MEMORY"),
         "MODEL",
         "UUID",
         "KFD",
@@ -68,8 +69,8 @@ def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.Capture
         "SYSFS",
     ]
     path = f"{sysfs.root}/devices/platform/rknn"
-    absent = ["-"] * 6  # memory and waits; model, UUID, KFD id, partitions
-    assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", "always", *absent, path]
+    seen = ["always", "-", "-", "never", "never"]
+    assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", *seen, *["-"] * 4, path]
 
 
 def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +89,8 @@ def test_devices_json(sysfs: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> N
             "visibility": "always",
             "memory_visibility": None,
             "wait_visibility": None,
+            "device_time_visibility": "always",
+            "device_memory_visibility": "partly",
             "model": None,
             "uuid": None,
             "kfd_gpu_id": None,
@@ -171,6 +174,8 @@ def test_drivers_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables["i915"]["visibility"] == "always"
     submit = {"name": "DRM_IOCTL_I915_GEM_EXECBUFFER2_WR", "type": 0x64, "nr": 0x69, "kind": "submit"}
     assert {**submit, "interface": 0} in tables["i915"]["ioctls"]
+    xe = tables["xe"]
+    assert (xe["device_time_visibility"], xe["device_memory_visibility"]) == ("partly", "always")
     nvidia = tables["nvidia"]
     assert (nvidia["subsystem"], nvidia["visibility"], nvidia["memory_visibility"]) == ("char", "never", "always")
     assert [each["subsystem"] for each in nvidia["interfaces"]] == ["char", "drm"]

@@ -199,3 +199,29 @@ def test_a_call_that_a_header_has_and_no_table_is_printed() -> None:
         "drm/vgem_drm.h: DRM_IOCTL_VGEM_A is (0x64, 0x42)",
         "drm/vgem_drm.h: DRM_IOCTL_VGEM_B (0x64, 0x43) has no entry in vgem.toml",
     ]
+
+
+# What a driver prints in fdinfo, in kernels 6.1 to 7.3: time, memory. Of no other it is known that it prints either.
+TELL = {
+    "amdgpu": ("partly", "always"),
+    "amdxdna": ("never", "partly"),
+    "etnaviv": ("never", "partly"),
+    "i915": ("always", "partly"),
+    "intel_vpu": ("never", "partly"),
+    "msm": ("always", "partly"),
+    "panfrost": ("partly", "partly"),
+    "panthor": ("partly", "partly"),
+    "v3d": ("partly", "partly"),
+    "xe": ("partly", "always"),
+}
+
+
+def test_who_tells_time_and_memory_of_its_clients() -> None:
+    told = {}
+    for table in load_tables(Path("/nonexistent")).tables:
+        seen = tuple(found.value for what in ("device_time", "device_memory") if (found := table.visibility.get(what)))
+        if set(seen) - {"never"}:
+            told[table.name] = seen
+        elif all(interface.subsystem == "char" for interface in table.interfaces):
+            assert seen == ("never", "never"), f"{table.name}: fdinfo is read of DRM and accel devices only"
+    assert told == TELL

@@ -28,7 +28,7 @@ from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
 from kubenpu.model.text import MAX_LABEL_CHARACTERS
-from kubenpu.model.view import DeviceUsage, SourceStatus, Usage, View
+from kubenpu.model.view import ClientTotals, ClientUsage, DeviceUsage, SourceStatus, Usage, View
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 IGPU, NPU, ODD, GPU = "0000:00:02.0", "0000:00:0b.0", "odd-device", "0000:01:00.0"
@@ -71,6 +71,13 @@ VIEW = View(
         DeviceUsage(IGPU, "i915", counts(140, 21, 0, 0, 7), counts(30), {"cells-full": 5}, 0, 1700000000.25),
         DeviceUsage(ODD, None, counts(0, 0, 0, 0, 0, 0, 12), ZERO, {"cells-full": 0}, -1, 1700000000.25),
     ),
+    clients=(
+        ClientUsage(POD, IGPU, (("render", 2_500_000_000), ("copy", 0)), (("system0", 4096),), 1, 10**9),
+        ClientUsage(HOST, NPU, (), (("memory", 1 << 20),), 0, 10**9),
+        ClientUsage(HOST, IGPU, (("render", 1_000_000),), (), 0, 10**9),
+        ClientUsage(LOST, IGPU, (("render", 5_000_000),), (("system0", 7),), 2, 10**9),
+    ),
+    client_totals=(ClientTotals(NPU, (), 0), ClientTotals(IGPU, (("render", 3_506_000_000), ("copy", 0)), 4)),
     hooks=(HookStatus("drm_ioctl", "fentry", "", 5), HookStatus("file_ioctl", "off", "no such device", 5)),
     sources=(SourceStatus("counters", True, 0.0005), SourceStatus("cri:containerd", False, 2.0, "down")),
     dropped={"cells-full": 5},
@@ -225,6 +232,20 @@ def test_pods_host_departed_unattributed_and_losses_are_the_device_total() -> No
     }
     total = sum(sample.value for sample in samples(VIEW) if sample.name in parts)
     assert total == sum(sample.value for sample in samples(VIEW) if sample.name == "kubenpu_device_ioctl_total")
+
+
+def test_time_and_memory_of_whom_and_of_what() -> None:
+    """Of who has no name only the device's total tells; a driver that tells nothing of a kind has no series of it."""
+    time = {tuple(sample.labels.values()): sample.value for sample in samples(VIEW) if "engine_seconds" in sample.name}
+    assert time == {
+        ("main", IGPU, "render", "shop", "web-0"): 2.5,
+        ("main", IGPU, "copy", "shop", "web-0"): 0,
+        (IGPU, "render", "ssh.service"): 0.001,
+        (IGPU, "render"): 3.506,
+        (IGPU, "copy"): 0,
+    }
+    memory = {tuple(sample.labels.values()): sample.value for sample in samples(VIEW) if "memory_bytes" in sample.name}
+    assert memory == {("main", IGPU, "shop", "web-0", "system0"): 4096, (NPU, "memory", "ssh.service"): 1 << 20}
 
 
 def test_two_pods_of_one_name_are_one_series() -> None:

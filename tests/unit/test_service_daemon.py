@@ -16,6 +16,7 @@ import pytest
 
 from kubenpu.config.settings import Settings
 from kubenpu.devices.watch import DeviceWatch
+from kubenpu.identity import index
 from kubenpu.model.errors import ConfigError, SourceError
 from kubenpu.model.view import SourceStatus
 from kubenpu.service import daemon
@@ -302,7 +303,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_command_without_cgroup_2(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "find_mount", lambda _text, _kind: None)
+    monkeypatch.setattr(index, "find_mount", lambda _text, _kind: None)
     assert daemon.main(["--config.file", os.devnull]) == 1
     assert "no cgroup version 2 hierarchy is mounted. Boot with systemd.unified" in rig.log.text
 

@@ -14,10 +14,11 @@ from kubenpu.identity import containers
 from kubenpu.identity.cgroup import parse_path
 from kubenpu.identity.resolve import RETRY_S
 from kubenpu.kernel.pins import STATE_NAME
+from kubenpu.ledger.names import NAMES_NAME
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
 from kubenpu.model.view import View
-from kubenpu.service.node import NAMES_NAME, Node
+from kubenpu.service.node import Node
 from tests.fakes.node_world import CLAIM, CONFIRMED, DENIED, ID, POD, POD_PATH, World, owners, source
 from tests.fakes.sim_plan import DEVICES
 from tests.fakes.sim_sysfs import write_sysfs

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import attach
+from kubenpu.kernel import attach, clients
 from kubenpu.kernel.attach import LoadRequest, Target
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS, Hook
 from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
@@ -50,6 +50,8 @@ class Machine:
     devices_known: list[int] = field(default_factory=list)  # rules written by each store when the hook was attached
     detached: list[str] = field(default_factory=list)
     refuse: KernelError | None = None
+    iterators: list[Path] = field(default_factory=list)
+    refuse_iterator: KernelError | None = None
 
     @property
     def run_directory(self) -> Path:
@@ -86,6 +88,13 @@ class Machine:
         self.stores.append(FakeStore(directory))
         return self.stores[-1]
 
+    def pin_iterator(self, pins: Pins, object_path: Path, _messages: object) -> None:
+        if self.refuse_iterator is not None:
+            raise self.refuse_iterator
+        assert pins == self.pins
+        assert self.requests, "first what counts"
+        self.iterators.append(object_path)
+
     def detach(self, _pins: Pins, hook: Hook) -> None:
         self.detached.append(hook.name)
 
@@ -101,6 +110,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setattr(attach, "load", made.load)
     monkeypatch.setattr(attach, "make_maps", made.make_maps)
     monkeypatch.setattr(attach, "detach", made.detach)
+    monkeypatch.setattr(clients, "pin_iterator", made.pin_iterator)
     yield made
     assert all(store.closed for store in made.stores)
 
@@ -213,8 +223,21 @@ def test_load_hands_on_what_was_asked_for(machine: Machine, errors: Errors) -> N
     (request,) = machine.requests
     assert (request.hook, request.mechanisms, request.target) == (DRM_IOCTL, DRM_IOCTL.ladder, None)
     assert (request.pins, request.slots) == (machine.pins, 8192)
-    assert request.object_path == attach.object_path(DRM_IOCTL)
+    assert request.object_path == attach.object_path(DRM_IOCTL.name)
+    assert machine.iterators == [attach.object_path("clients")]
     assert errors() == "drm_ioctl: kprobe (fentry: drm has no BTF)\nfile_ioctl: off (no such device)\n"
+
+
+def test_without_the_list_of_clients_calls_are_counted_all_the_same(machine: Machine, errors: Errors) -> None:
+    machine.refuse_iterator = KernelError("cannot load the BPF programs", "Do this")
+    assert machine.probe("load") == 0
+    assert "kubenpu-probe: clients: cannot load the BPF programs. Do this." in errors()
+    assert len(machine.requests) == 1
+
+
+def test_a_simulated_node_has_no_list_of_clients(machine: Machine) -> None:
+    assert machine.probe("load", "--uprobe", "/bin/true:main") == 0
+    assert machine.iterators == []
 
 
 @pytest.mark.parametrize(

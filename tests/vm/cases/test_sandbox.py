@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.vm.guest import service, wait
-from tests.vm.guest.service import DAEMON, PROBE
+from tests.vm.guest.drm import DrmDevice
+from tests.vm.guest.service import CLIENTS, DAEMON, PROBE
 from tests.vm.guest.tightened import TIGHTENED, Tightened
 
 # Neither the kernel nor the version of systemd has a part in this.
@@ -31,6 +32,7 @@ def restored(counting: None) -> Iterator[None]:
 def _as_installed() -> None:
     for command in ("daemon-reload", "reset-failed"):
         service.systemctl(command)
+    service.systemctl("stop", CLIENTS)
     service.systemctl("restart", PROBE, DAEMON)
     wait.until("both devices", lambda: len(service.devices()) == 2)
 
@@ -44,7 +46,7 @@ def _tightened(unit: str, *lines: str) -> Iterator[str]:
     try:
         for command in ("daemon-reload", "reset-failed"):
             service.systemctl(command)
-        if unit == DAEMON:
+        if unit != PROBE:
             service.systemctl("start", PROBE)
         cursor = _journal("-n1", "--show-cursor").rpartition("-- cursor: ")[2].strip()
         subprocess.run(["systemctl", "restart", unit], check=False, capture_output=True)
@@ -63,6 +65,25 @@ def _journal(*words: str) -> str:
 def test_it_does_not_do_without(tightened: Tightened) -> None:
     with _tightened(tightened.unit, *tightened.lines) as said:
         assert tightened.says in said
+
+
+@pytest.mark.parametrize("line", ["CapabilityBoundingSet=~CAP_SYS_PTRACE", "PrivateUsers=yes"])
+def test_clients_of_other_users_are_closed_to_it(virtio: DrmDevice, line: str) -> None:
+    holding = ["systemd-run", "-q", "--unit=holding", "-p", "User=nobody", "-p", "SupplementaryGroups=render video"]
+    subprocess.run([*holding, "sh", "-c", f"exec sleep infinity <{virtio.render}"], check=True)
+    try:
+        wait.until("the open device", lambda: _holds(int(service.show("holding.service", "MainPID")), virtio.render))
+        with _tightened(CLIENTS, line) as said:
+            assert "needs CAP_SYS_PTRACE" in said
+    finally:
+        service.systemctl("stop", "holding")
+
+
+def _holds(pid: int, node: str) -> bool:
+    try:
+        return str(Path(f"/proc/{pid}/fd/0").readlink()) == node
+    except OSError:
+        return False
 
 
 def test_a_private_network_serves_nobody() -> None:

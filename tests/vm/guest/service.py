@@ -22,7 +22,7 @@ from tests.vm.guest.tally import Tally
 
 # A kernel that preempts programs (7.3: lazy) is counted by kprobes.
 BEST_MECHANISM = {"trixie73": "kprobe.multi"}.get(os.environ.get("KUBENPU_VM_GUEST", ""), "fentry")
-PROBE, DAEMON = "kubenpu-probe.service", "kubenpud.service"
+PROBE, DAEMON, CLIENTS = "kubenpu-probe.service", "kubenpud.service", "kubenpu-clients.service"
 DROP_IN = Path("/etc/kubenpu/kubenpu.toml.d/test.toml")
 STATE = Path("/run/kubenpu/probe.json")
 # What the workload's ioctls are for, written down here so that the product's tables are not compared with themselves.
@@ -44,7 +44,7 @@ def systemctl(*words: str) -> None:
 
 
 def journal() -> str:
-    command = ["journalctl", "-q", "-b", "-n", "60", "--no-pager", "-u", PROBE, "-u", DAEMON]
+    command = ["journalctl", "-q", "-b", "-n", "60", "--no-pager", "-u", PROBE, "-u", DAEMON, "-u", CLIENTS]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROBE, DAEMON = "kubenpu-probe.service", "kubenpud.service"
+PROBE, DAEMON, CLIENTS = "kubenpu-probe.service", "kubenpud.service", "kubenpu-clients.service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,18 @@ TIGHTENED = (
     ),
     Tightened(DAEMON, "AF_NETLINK", ("RestrictAddressFamilies=~AF_NETLINK",), "No device events"),
     Tightened(DAEMON, "ProcSubset=pid", ("ProcSubset=pid",), "boot_id"),
+    Tightened(CLIENTS, "ProcSubset=pid", ("ProcSubset=pid",), "boot_id"),
+    Tightened(
+        CLIENTS,
+        "AF_UNIX",
+        ("RestrictAddressFamilies=~AF_UNIX", "TimeoutStartSec=6"),
+        "start operation timed out",
+    ),
 )
 # What is missing then does not show in the journal: test_sandbox.py has a case of its own for each.
-SEEN_OTHERWISE = {(DAEMON, "ProtectHostname=yes"), (DAEMON, "PrivateNetwork=yes")}
+SEEN_OTHERWISE = {
+    (DAEMON, "ProtectHostname=yes"),
+    (DAEMON, "PrivateNetwork=yes"),
+    (CLIENTS, "CAP_SYS_PTRACE"),
+    (CLIENTS, "PrivateUsers=yes"),
+}

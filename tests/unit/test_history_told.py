@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device time and memory in the history: each nanosecond once, whoever restarts, and lines that add up."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kubenpu.history.schema import MIGRATIONS, open_for_writing
+from kubenpu.history.snapshot import read_snapshot
+from kubenpu.history.told import FORGET_MS, Told
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
+from kubenpu.model.view import ClientTotals, ClientUsage
+from tests.fakes.dbus_node import HOST, IGPU, LOST, NPU, POD, VIEW
+from tests.fakes.history_rig import GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
+
+S = 1_000_000_000
+GIB = 1 << 30
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    made = Rig(tmp_path / "usage.db", told_generation=7)
+    made.told_devices[GPU] = Told(0, 0, 0)
+    return made
+
+
+def tell(rig: Rig, web: int | None, job: int | None = None, nobody: int = 0, web_first: int = 1) -> None:
+    """Seconds of each so far; None: it has no series (any more)."""
+    rig.told = {}
+    if web is not None:
+        rig.told[WEB, GPU] = Told(web * S, GIB, web_first)
+    if job is not None:
+        rig.told[JOB, GPU] = Told(job * S, 0, 2)
+    total = (web or 0) + (job or 0) + nobody
+    rig.told_devices[GPU] = Told(total * S, 3 * GIB, 0)
+
+
+def seconds(rig: Rig) -> dict[str, float]:
+    return {name: ns / S for name, ns in rig.times(DEVICE_NS).items()}
+
+
+def test_growth_is_stored_once(rig: Rig) -> None:
+    tell(rig, 10, 5)
+    rig.step()
+    tell(rig, 12, 5)
+    rig.step()
+    rig.step()
+    assert seconds(rig) == {"device": 17, "web-0": 12, "train-0": 5}
+
+
+def test_what_has_no_name_is_the_rest(rig: Rig) -> None:
+    tell(rig, 10, None, nobody=30)
+    rig.step()
+    assert seconds(rig) == {"device": 40, "web-0": 10, "unattributed": 30}
+
+
+def test_a_series_that_ended_stays_charged_and_the_next_one_is_new(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    tell(rig, None, nobody=10)
+    rig.step()
+    tell(rig, 4, nobody=10, web_first=9)
+    rig.step()
+    assert seconds(rig) == {"device": 14, "web-0": 14}
+
+
+def test_a_name_that_was_lost_is_not_charged_again(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    tell(rig, None, nobody=12)
+    rig.step()
+    tell(rig, 15)
+    rig.step()
+    assert seconds(rig) == {"device": 15, "web-0": 15}
+
+
+def test_a_name_is_forgotten_after_a_day(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    tell(rig, None, nobody=10)
+    rig.step(FORGET_MS + MINUTE_MS)
+    assert rig.query("SELECT workload FROM told") == [(0,)]
+
+
+def test_a_new_boot_begins_at_nothing(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    rig.begin_anew("boot-2/1", MINUTE_MS)
+    rig.told_generation = 8
+    tell(rig, 3)
+    rig.step()
+    assert seconds(rig) == {"device": 13, "web-0": 13}
+
+
+def test_totals_that_began_anew_in_a_boot_are_a_new_base(rig: Rig) -> None:
+    """A living client brings again what was stored of it: what is new of it nobody knows."""
+    tell(rig, 10)
+    rig.step()
+    rig.told_generation = 8
+    tell(rig, 11)
+    rig.step()
+    tell(rig, 13)
+    rig.step()
+    assert seconds(rig) == {"device": 12, "web-0": 12}
+
+
+def test_new_counters_of_calls_do_not_matter(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    rig.epoch = "boot-1/8"
+    tell(rig, 12)
+    rig.step()
+    assert seconds(rig) == {"device": 12, "web-0": 12}
+
+
+def test_while_nobody_looks_nothing_is_stored_and_later_all(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    rig.told_generation, rig.told, rig.told_devices = 0, {}, {}
+    rig.step()
+    rig.told_generation = 7
+    tell(rig, 16)
+    rig.step()
+    assert seconds(rig) == {"device": 16, "web-0": 16}
+
+
+def test_memory_by_the_hour(rig: Rig) -> None:
+    rig.step()  # as long as the boot
+    for _ in range(30):
+        tell(rig, 0, 0)
+        rig.step()
+    gib_hours = {name: kib_s / (3600 << 20) for name, kib_s in rig.times(MEMORY_KIB_S).items()}
+    assert gib_hours == {"device": 1.5, "web-0": 0.5, "unattributed": 1.0}
+
+
+def test_memory_of_a_long_interval_is_not_known(rig: Rig) -> None:
+    tell(rig, 0)
+    rig.step()
+    before = rig.times(MEMORY_KIB_S)
+    rig.step(HOUR_MS)
+    assert rig.times(MEMORY_KIB_S) == before
+
+
+def test_who_tells_nothing_has_no_amount(rig: Rig) -> None:
+    rig.told_devices[GPU] = Told(None, GIB, 0)
+    rig.told[SSH, GPU] = Told(None, GIB, 1)
+    rig.step()
+    rig.step()
+    assert all(DEVICE_NS not in row.amounts for row in rig.rows())
+    assert all((MEMORY_KIB_S in row.amounts) == (row.device == GPU) for row in rig.rows())
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    open_for_writing(path, MIGRATIONS[:1]).close()
+    rig = Rig(path, told_generation=7)
+    tell(rig, 10)
+    rig.step()
+    assert seconds(rig) == {"device": 10, "web-0": 10}
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+    connection.close()
+
+
+def test_of_a_view() -> None:
+    """Names of two containers one after the other are one; who has no name is the rest of the device."""
+    again = replace(POD, container_id="c2")
+    clients = (
+        ClientUsage(POD, IGPU, (("render", 7), ("copy", 1)), (("system0", 4096),), 0, 30),
+        ClientUsage(again, IGPU, (("render", 5),), (), 0, 20),
+        ClientUsage(HOST, NPU, (), (("memory", 10),), 0, 40),
+        ClientUsage(LOST, IGPU, (("render", 100),), (("system0", 1),), 0, 50),
+        ClientUsage(Owner(OwnerKind.HOST, unit="x"), "a device without counts", (("e", 1),), (), 0, 1),
+    )
+    totals = (ClientTotals(IGPU, (("render", 200), ("copy", 1)), 3), ClientTotals(NPU, (), 0))
+    view = replace(VIEW, epoch="boot/1", clients=clients, client_totals=totals, client_generation=9)
+    snapshot = read_snapshot(view, 0, lambda _vendor: {})
+    assert snapshot is not None
+    names = ("pod", "shop", "web-0", "main", "u1", "")
+    assert snapshot.told == {(names, IGPU): Told(13, 4096, 20)}
+    assert snapshot.told_devices == {IGPU: Told(201, 4097, 0)}
+    assert snapshot.told_generation == 9
+    assert {DEVICE_NS, MEMORY_KIB_S} <= snapshot.measured[IGPU]

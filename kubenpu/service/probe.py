@@ -22,7 +22,7 @@ from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, U
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
 from kubenpu.kernel.store import CounterStore
-from kubenpu.kernel.support import KernelFacts, obstacles, read_facts
+from kubenpu.kernel.support import AUTO, BCC, CORE, LOADERS, KernelFacts, choose_loader, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import OFF, HookStatus
 from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory, tell
@@ -43,6 +43,12 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--mechanism", choices=("auto", *MECHANISM_NAMES), default="auto", help="default: the best that works"
     )
+    load.add_argument(
+        "--loader",
+        choices=LOADERS,
+        default=AUTO,
+        help="core: by the kernel's BTF; bcc: by its headers, on kernels without (default: whichever is needed)",
+    )
     load.add_argument("--objects", type=Path, default=None, help=argparse.SUPPRESS)
     load.add_argument("--uprobe", metavar="BINARY:FUNCTION", help="hook a user-space function (simulated node, tests)")
     commands.add_parser("unload", help="detach and remove all pins; the totals since boot are gone")
@@ -54,7 +60,7 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
     """Loads and attaches every hook that is needed, writes the rules and the state file. Raises KernelError with the
     remedy."""
     facts = read_facts()
-    found = obstacles(facts)
+    found = obstacles(facts, options.loader)
     if found:
         raise KernelError("; ".join(o.cause for o in found), ". ".join(dict.fromkeys(o.remedy for o in found)))
     pins = Pins(settings.pin_directory)
@@ -67,7 +73,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
             log.warning("pins were missing (%s): totals since boot are gone, counting begins anew", ", ".join(missing))
         messages = Messages(options.debug)
         write_state(settings.run_directory, before, module)  # if that is refused, nothing is attached yet
-        requests = [_request(hook, settings, options, before) for hook in HOOKS]
+        kernel = _layout(settings, facts, options, messages)
+        requests = [replace(_request(hook, settings, options, before), kernel=kernel) for hook in HOOKS]
         for request in requests:
             if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
                 attach.make_maps(request, facts, messages)
@@ -82,6 +89,19 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
     return hooks
 
 
+def _layout(settings: Settings, facts: KernelFacts, options: argparse.Namespace, messages: Messages) -> Path | None:
+    """What loader bcc found out about this kernel; loader core needs nothing."""
+    if choose_loader(facts, options.loader) == CORE:
+        return None
+    from kubenpu.kernel.bcc_loader import write_layout  # noqa: PLC0415 - hardly any kernel needs it
+
+    return write_layout(_object_path(DRM_IOCTL, options), settings.run_directory, messages)
+
+
+def _object_path(hook: Hook, options: argparse.Namespace) -> Path:
+    return options.objects / f"{hook.name}.bpf.o" if options.objects else attach.object_path(hook)
+
+
 def _request(
     hook: Hook, settings: Settings, options: argparse.Namespace, before: Sequence[HookStatus]
 ) -> attach.LoadRequest:
@@ -93,7 +113,7 @@ def _request(
     elif options.mechanism in mechanisms:
         mechanisms = (options.mechanism,)
     since = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
-    path = options.objects / f"{hook.name}.bpf.o" if options.objects else attach.object_path(hook)
+    path = _object_path(hook, options)
     return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
 
 
@@ -168,7 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(options)
         if options.command == "load":
             for status in load(settings, options):
-                log.info("%s: %s%s", status.hook, status.mechanism, f" ({status.reason})" if status.reason else "")
+                by = f", loader {BCC}" if status.loader == BCC else ""
+                reason = f" ({status.reason})" if status.reason else ""
+                log.info("%s: %s%s%s", status.hook, status.mechanism, by, reason)
         elif options.command == "unload":
             _unload(settings)
         else:

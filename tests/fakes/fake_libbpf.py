@@ -20,7 +20,7 @@ from kubenpu.kernel.hooks import FILE_IOCTL, HOOKS, SHARED_MAPS
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.model.errors import KernelError
 
-COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id")
+COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id", "in_flight_by_thread")
 BODIES = {hook.name: tuple(f"{side}_body" for side in hook.sides) for hook in HOOKS}
 SHAPE = bpf.MapShape(2, 4, 8, 192, 7)
 ATTACHING = {
@@ -126,13 +126,25 @@ class FakeMap:
         self.kernel.step("update a map entry")
 
 
+@dataclass(frozen=True)
+class FakeBtf:
+    """The BTF of the object, which fits unless the kernel says otherwise."""
+
+    kernel: FakeKernel
+
+    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
+        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
+        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
+
+
 class FakeObject:
     """The opened object file."""
 
     kernel: FakeKernel
 
-    def __init__(self, path: Path, _messages: Messages) -> None:
+    def __init__(self, path: Path, _messages: Messages, _kernel: Path | None = None) -> None:
         self.kernel.step(f"open {path.name}")
+        self.btf = FakeBtf(self.kernel)
         self._hook = path.name.removesuffix(".bpf.o")
         self._left_out: set[str] = set()
         self.programs: set[str] = set()
@@ -142,10 +154,6 @@ class FakeObject:
 
     def __exit__(self, *_error: object) -> None:
         """The programs stay where they are attached."""
-
-    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
-        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
-        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
 
     def maps(self) -> list[str]:
         own = FILE_IOCTL.maps if self._hook == FILE_IOCTL.name else ()

@@ -37,8 +37,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     monkeypatch.setattr(attach, "Object", type("Object", (FakeObject,), {"kernel": fake}))
     monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
     monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
-    monkeypatch.setattr(attach, "self_test", lambda _opened, _hook: fake.step("self-test"))
-    monkeypatch.setattr(attach, "has_function", lambda _name: fake.sides["file_ioctl"] == 2)
+    monkeypatch.setattr(attach, "self_test", lambda _opened, _hook, _cgroup2: fake.step("self-test"))
+    for has in ("has_function", "has_symbol"):
+        monkeypatch.setattr(attach, has, lambda _name: fake.sides["file_ioctl"] == 2)
 
     def pin(_fd: int, path: Path) -> None:
         fake.step(f"pin {path.name}")
@@ -57,10 +58,12 @@ class Probe:
     pins: Pins
     facts: KernelFacts = GOOD
     hook: Hook = DRM_IOCTL
+    kernel: Path | None = None
 
     def load(self, *mechanisms: str, target: Target | None = None, since_ns: int = 5) -> HookStatus:
         path = Path(f"{self.hook.name}.bpf.o")
-        request = LoadRequest(self.hook, path, self.pins, 64, mechanisms or self.hook.ladder, since_ns, target)
+        ladder = mechanisms or self.hook.ladder
+        request = LoadRequest(self.hook, path, self.pins, 64, ladder, since_ns, target, self.kernel)
         return load(request, self.facts, cast(Messages, None))
 
     def names(self) -> set[str]:
@@ -255,6 +258,41 @@ def test_cgroup_storage_or_a_hash(kernel: FakeKernel, probe: Probe, storage: boo
     probe.load()
     assert left_out not in probe.names()
     assert kernel.constants[-1]["knpu_cgroup_storage"] == storage
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
+def test_loader_bcc_uses_nothing_that_needs_types_of_the_kernel(kernel: FakeKernel, probe: Probe, hook: Hook) -> None:
+    """No local storage, kprobes only; the other loader has no map of its."""
+    status = replace(probe, hook=hook, kernel=Path("layout.btf"), facts=replace(GOOD, btf=False)).load()
+    assert (status.loader, status.mechanism) == ("bcc", "kprobe.multi")
+    assert "fentry: it needs the kernel's BTF, and there is none" in status.reason
+    assert {link.mechanism for link in kernel.attached(hook.name)} == {"kprobe.multi"}
+    assert {"cgroup_cells_by_id", "in_flight_by_thread"} <= probe.names()
+    assert "cgroup_cells" not in probe.names()
+    assert (kernel.constants[-1]["knpu_kernel_btf"], kernel.constants[-1]["knpu_cgroup_storage"]) == (0, 0)
+
+
+def test_loader_core_has_no_use_for_the_hash_of_bcc(kernel: FakeKernel, probe: Probe) -> None:
+    assert probe.load().loader == "core"
+    assert "in_flight_by_thread" not in probe.names()
+    assert kernel.constants[-1]["knpu_kernel_btf"] == 1
+
+
+def test_the_loader_may_change_behind_an_attached_hook(kernel: FakeKernel, probe: Probe) -> None:
+    probe.load("kprobe")
+    status = replace(probe, kernel=Path("layout.btf")).load()
+    assert (status.loader, status.mechanism) == ("bcc", "kprobe")
+    assert kernel.mechanism() == "kprobe"
+
+
+@pytest.mark.parametrize(("name", "found"), [("drm_ioctl", True), ("ioctl", False), ("knpu_call", False)])
+def test_symbols_of_the_kernel_and_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: bool
+) -> None:
+    symbols = tmp_path / "kallsyms"
+    symbols.write_text("0000000000000000 T do_vfs_ioctl\n0000000000000000 t drm_ioctl\t[drm]\n")
+    monkeypatch.setattr(attach, "_SYMBOLS", symbols)
+    assert attach.has_symbol(name) is found
 
 
 @pytest.mark.parametrize(("lockdown", "names"), [("none", 1), ("integrity", 1), ("confidentiality", 0)])

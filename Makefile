@@ -32,7 +32,8 @@ PACKAGES_build := clang dbus-daemon gcc libbpf-dev libbpf1 libc6-dev llvm mount 
 PACKAGES_integration := bash-completion fish prometheus zsh
 PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client \
 	python3-sdnotify rpm rpmlint
-PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
+PACKAGES_test := cpio e2fsprogs gcc-aarch64-linux-gnu kmod libc6-dev-arm64-cross mmdebstrap qemu-system-arm qemu-system-x86 \
+	systemd
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr

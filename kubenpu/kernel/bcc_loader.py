@@ -26,6 +26,7 @@ from kubenpu.model.errors import KernelError
 
 # Those of bpf/core_types.h, and the headers that the kernel has them in.
 KERNEL_STRUCTS = ("cgroup", "css_set", "file", "inode", "kernfs_node", "task_struct")
+LAYOUTS = "kernel-*.btf"
 _INCLUDES = ("linux/cgroup-defs.h", "linux/fs.h", "linux/kernfs.h", "linux/sched.h")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RETURN_CONSTANT = struct.Struct("=BBHiBBHi")  # mov r0, constant; exit
@@ -37,7 +38,7 @@ def write_layout(object_path: Path, run_directory: Path, messages: Messages) -> 
     with Object(object_path, messages) as opened:
         own = opened.btf.structs(KERNEL_STRUCTS)
         source = make_source(own)
-        path = run_directory / f"kernel-{zlib.crc32((_BOOT_ID.read_text() + source).encode()):08x}.btf"
+        path = run_directory / LAYOUTS.replace("*", f"{zlib.crc32((_BOOT_ID.read_text() + source).encode()):08x}")
         if not path.exists():
             _keep(path, opened.btf.with_structs(parse_layout(own, _compile(source, _functions(own)))))
     return path
@@ -108,7 +109,7 @@ def _keep(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".new")
     try:
         temporary.write_bytes(data)
-        for old in path.parent.glob("kernel-*.btf"):
+        for old in path.parent.glob(LAYOUTS):
             old.unlink()
         temporary.replace(path)
     except OSError as e:

@@ -125,7 +125,7 @@ def read_facts() -> KernelFacts:
         kprobes=Path("/sys/bus/event_source/devices/kprobe").is_dir(),
         missing_capabilities=parse_capabilities(_text(Path("/proc/self/status"))),
         bcc=importlib.util.find_spec("bcc") is not None,
-        headers=Path(f"/lib/modules/{uname.release}/build/include/generated/autoconf.h").exists(),
+        headers=bool(_text(Path(f"/lib/modules/{uname.release}/build/include/generated/autoconf.h"))),
     )
 
 

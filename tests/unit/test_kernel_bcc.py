@@ -8,7 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.kernel import bcc_loader
+from kubenpu.kernel import attach, bcc_loader
 from kubenpu.kernel.bcc_loader import KERNEL_STRUCTS, make_source, parse_constant, parse_layout, write_layout
 from kubenpu.kernel.btf import Structs
+from kubenpu.kernel.hooks import HOOKS, Hook
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.model.errors import KernelError
+from tests.fakes.fake_libbpf import FakeKernel, FakeProbe
+from tests.unit.test_kernel_support import GOOD
 
 OWN: Structs = {"cgroup": (24, {"level": 0, "kn": 8}), "css_set": (8, {"dfl_cgrp": 0})}
 HERE: Structs = {"cgroup": (1800, {"level": 208, "kn": 248}), "css_set": (592, {"dfl_cgrp": 128})}
@@ -176,3 +179,41 @@ def test_a_function_that_does_anything_else_is_refused(code: bytes) -> None:
 def test_layout_has_what_our_object_has() -> None:
     code = {name: returning(value) for name, value in VALUES.items()} | {"size_of_more": returning(1)}
     assert parse_layout(OWN, code) == HERE
+
+
+# ---- what the programs then use ----
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
+def test_loader_bcc_uses_nothing_that_needs_types_of_a_kernel(kernel: FakeKernel, probe: FakeProbe, hook: Hook) -> None:
+    """No local storage, kprobes only."""
+    status = replace(probe, hook=hook, kernel=Path("layout.btf"), facts=replace(GOOD, btf=False)).load()
+    assert (status.loader, status.mechanism) == ("bcc", "kprobe.multi")
+    assert "fentry: it needs the kernel's BTF, and there is none" in status.reason
+    assert {link.mechanism for link in kernel.attached(hook.name)} == {"kprobe.multi"}
+    assert {"cgroup_cells_by_id", "in_flight_by_thread"} <= probe.names()
+    assert "cgroup_cells" not in probe.names()
+    assert (kernel.constants[-1]["knpu_kernel_btf"], kernel.constants[-1]["knpu_cgroup_storage"]) == (0, 0)
+
+
+def test_loader_core_has_no_use_for_the_hash_of_bcc(kernel: FakeKernel, probe: FakeProbe) -> None:
+    assert probe.load().loader == "core"
+    assert "in_flight_by_thread" not in probe.names()
+    assert kernel.constants[-1]["knpu_kernel_btf"] == 1
+
+
+def test_the_loader_may_change_behind_an_attached_hook(kernel: FakeKernel, probe: FakeProbe) -> None:
+    probe.load("kprobe")
+    status = replace(probe, kernel=Path("layout.btf")).load()
+    assert (status.loader, status.mechanism) == ("bcc", "kprobe")
+    assert kernel.mechanism() == "kprobe"
+
+
+@pytest.mark.parametrize(("name", "found"), [("drm_ioctl", True), ("ioctl", False), ("knpu_call", False)])
+def test_symbols_of_the_kernel_and_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: bool
+) -> None:
+    symbols = tmp_path / "kallsyms"
+    symbols.write_text("0000000000000000 T do_vfs_ioctl\n0000000000000000 t drm_ioctl\t[drm]\n")
+    monkeypatch.setattr(attach, "_SYMBOLS", symbols)
+    assert attach.has_symbol(name) is found

@@ -339,7 +339,7 @@ def test_facts_for_the_second_loader(host: Path) -> None:
     generated.mkdir(parents=True)
     facts = read_facts()
     assert (facts.bcc, facts.headers) == (True, False)
-    (generated / "autoconf.h").touch()
+    (generated / "autoconf.h").write_text("#define CONFIG_BPF 1\n")
     assert read_facts().headers
 
 

@@ -58,8 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _guests_of(case: pytest.Item, names: Sequence[str]) -> Sequence[str]:
-    marker = case.get_closest_marker("guests")
-    return marker.args if marker else names
+    marker, recipes = case.get_closest_marker("guests"), image.read_recipes()
+    mine = marker.args if marker else [name for name in names if recipes[name].machine == image.MACHINE]
+    others = [name for name in names if recipes[name].machine != image.MACHINE]
+    return [*mine, *others] if case.get_closest_marker("every_machine") else mine
 
 
 def _in_guest(case: pytest.Item, guest: str) -> GuestCase:

@@ -56,7 +56,10 @@ def test_kernel_without_btf(runtime: Runtime, virtio: DrmDevice) -> None:
     """Nothing tells the kernel's types: bcc reads them from its headers, once, and kprobes count the same, in a pod
     and outside, by both hooks, and while the program is replaced."""
     with without_btf(), fake.loaded(chr=["kfd:0:0"]):
-        assert "kernel 6.12" in probe_refused("--loader", "core")
+        assert "has no BTF" in probe_refused("--loader", "core")
+        with service.drop_in(service.PROBE, "ProtectKernelModules=yes"):
+            assert "no headers of this kernel" in start_refused()
+        service.systemctl("daemon-reload")
         service.start()
         for hook in hooks():
             assert (hook["loader"], hook["mechanism"]) == ("bcc", "kprobe.multi"), hook
@@ -105,6 +108,12 @@ def probe_refused(*arguments: str) -> str:
     done = subprocess.run(["kubenpu-probe", "load", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     return done.stderr
+
+
+def start_refused() -> str:
+    done = subprocess.run(["systemctl", "start", service.PROBE], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    return service.journal()
 
 
 def doctor(*arguments: str) -> str:

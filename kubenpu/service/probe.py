@@ -123,9 +123,10 @@ def _load_hook(
     """What is not needed is taken off. Once its maps are there, a hook that fails takes the first one, drm_ioctl, not
     down; one whose code could not be replaced goes on with what it had."""
     hook = request.hook
+    off = HookStatus(hook.name, OFF, NO_DEVICE, request.since_ns, needed, request.loader)
     if not needed:
         attach.detach(request.pins, hook)
-        return HookStatus(hook.name, OFF, NO_DEVICE, request.since_ns, needed=False)
+        return off
     try:
         return attach.load(request, facts, messages)
     except KernelError as e:
@@ -134,7 +135,7 @@ def _load_hook(
         log.error("kubenpu-probe: %s: %s", hook.name, e)
         if last is not None and request.pins.attached(hook):
             return replace(last, reason=f"its program was not replaced: {e.cause.splitlines()[0]}")
-        return HookStatus(hook.name, OFF, e.cause.splitlines()[0], request.since_ns)
+        return replace(off, reason=e.cause.splitlines()[0])
 
 
 def _write_rules(settings: Settings) -> bool:

@@ -98,7 +98,8 @@ struct {
 	__type(value, struct knpu_in_flight);
 } in_flight SEC(".maps");
 
-/* in_flight_by_thread: the same without kernel BTF, where it exists only. An entry goes with the end of its call. */
+/* in_flight_by_thread: the same without kernel BTF, and only then there is one. An entry goes with the end of its call;
+ * when that is missed, with the end of the thread's next one. Full: as no memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -193,8 +193,9 @@ def _bootstrap(recipe: Recipe, root: Path, variant: str, options: list[str]) -> 
 
 
 def _take_configuration(source: Image, root: Path) -> None:
-    """What maintainer scripts would have made: /etc as they left it in another image, and the list of modules."""
+    """What maintainer scripts would have made: /etc as they left it in another image, /mnt, and the list of modules."""
     shutil.rmtree(root / "etc")
+    (root / "mnt").mkdir(exist_ok=True)
     subprocess.run(["debugfs", "-R", f"rdump /etc {root}", source.root], check=True, capture_output=True)
     (root / "etc/ld.so.cache").unlink()
     (kernel,) = (root / "boot").glob("vmlinuz-*")

@@ -32,7 +32,8 @@ PACKAGES_build := clang dbus-daemon gcc libbpf-dev libbpf1 libc6-dev llvm mount 
 PACKAGES_integration := bash-completion fish prometheus zsh
 PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client \
 	python3-sdnotify rpm rpmlint
-PACKAGES_test := e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
+PACKAGES_test := cpio e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
+PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-system-arm
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr
@@ -47,10 +48,10 @@ MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help deps venv build bpf proto sim man completion deb rpm check format test test-packages test-bpf test-integration test-vm bench run install clean bpffs
+.PHONY: help deps venv build bpf proto sim man completion deb rpm check format test test-packages test-bpf test-integration test-vm test-vm-arm64 bench run install clean bpffs
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- what has to be there first ----
 
@@ -167,6 +168,9 @@ test-integration: build/deps-check build/deps-build build/deps-integration venv 
 
 test-vm: deps venv build  ## real pods on real kernels, in emulated guests (root, minutes)
 	$(PY) -m pytest tests/vm
+
+test-vm-arm64: deps build/deps-arm64 venv build  ## the hooks on arm64 kernels, in emulated guests; not part of `make test`
+	KUBENPU_VM_GUESTS=trixie-arm64,bookworm-arm64 $(PY) -m pytest tests/vm
 
 bench: build/deps-check build/deps-build venv build $(BENCH_OBJECT) bpffs  ## what a counted call costs, against other designs (root)
 	$(PY) -m tests.bench

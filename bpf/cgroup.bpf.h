@@ -13,15 +13,25 @@
 /* The cgroup of the default (version 2) hierarchy. */
 static __always_inline struct cgroup *current_cgroup(void)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	struct task_struct *task;
 
-	return task->cgroups->dfl_cgrp;
+	if (knpu_kernel_btf) {
+		task = bpf_get_current_task_btf();
+		return task->cgroups->dfl_cgrp;
+	}
+	task = (struct task_struct *)bpf_get_current_task();
+	return BPF_CORE_READ(task, cgroups, dfl_cgrp);
+}
+
+static __always_inline __u64 id_of(struct cgroup *cgrp)
+{
+	return knpu_kernel_btf ? cgrp->kn->id : BPF_CORE_READ(cgrp, kn, id);
 }
 
 /* Writes the path from the root down, so that a path cut short keeps its pod segment. */
 static __always_inline void write_path(struct knpu_cgroup *rec, struct cgroup *cgrp)
 {
-	__u32 level = cgrp->level, off = 0, i;
+	__u32 level = knpu_kernel_btf ? cgrp->level : BPF_CORE_READ(cgrp, level), off = 0, i;
 
 	for (i = 1; i <= KNPU_PATH_LEVELS; i++) {
 		struct cgroup *ancestor = NULL;
@@ -195,7 +205,7 @@ static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32
 	struct cgroup *cgrp = current_cgroup();
 	struct knpu_cgroup_cells *own;
 	struct knpu_cell *cell;
-	__u64 id = cgrp->kn->id;
+	__u64 id = id_of(cgrp);
 
 	*why = KNPU_LOST_NO_STORAGE;
 	if (knpu_cgroup_storage)

@@ -82,6 +82,32 @@ static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cel
 	}
 }
 
+/* What the running thread left open when it entered a driver; NULL when there is nothing, or no memory to `make` it. */
+static __always_inline struct knpu_in_flight *in_flight_here(int make)
+{
+	struct knpu_in_flight none = {}, *here;
+	__u64 thread;
+
+	if (knpu_kernel_btf)
+		return bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL,
+					    make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
+	thread = bpf_get_current_pid_tgid();
+	here = bpf_map_lookup_elem(&in_flight_by_thread, &thread);
+	if (here || !make)
+		return here;
+	bpf_map_update_elem(&in_flight_by_thread, &thread, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&in_flight_by_thread, &thread);
+}
+
+/* Nothing is open any more. Storage goes with its task, an entry of the hash has to be taken out. */
+static __always_inline void nothing_in_flight(void)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+
+	if (!knpu_kernel_btf)
+		bpf_map_delete_elem(&in_flight_by_thread, &thread);
+}
+
 /* Time since the enter side noted `start`, which is taken back; 0 and a declared loss when there is none. */
 static __always_inline __u64 wait_time(struct knpu_in_flight *f)
 {
@@ -103,7 +129,7 @@ static __always_inline void begin_wait(__u32 rdev, __u32 cmd)
 
 	if (!rule || kind_of(rule, cmd) != KNPU_KIND_WAIT)
 		return;
-	f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	f = in_flight_here(1);
 	if (f)
 		f->start_ns = bpf_ktime_get_ns();
 }
@@ -124,8 +150,10 @@ static __always_inline void count_whole(const struct call *c)
 	kind = kind_of(rule, c->cmd);
 	slot = rule->slot1 - 1;
 	cell = count_call(slot, kind, &index);
-	if (kind == KNPU_KIND_WAIT)
-		wait_ns = wait_time(bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, 0));
+	if (kind == KNPU_KIND_WAIT) {
+		wait_ns = wait_time(in_flight_here(0));
+		nothing_in_flight();
+	}
 	count_return(slot, kind, cell, c->ret, wait_ns);
 }
 
@@ -145,7 +173,7 @@ static __always_inline void count_begin(__u32 rdev, __u32 cmd)
 	slot = rule->slot1 - 1;
 	if (!count_call(slot, kind, &index))
 		index = 0;
-	f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	f = in_flight_here(1);
 	if (!f || f->pending)
 		lose(KNPU_LOST_EXIT_MISSED);
 	if (!f)
@@ -160,7 +188,7 @@ static __always_inline void count_begin(__u32 rdev, __u32 cmd)
 /* kretprobe: what count_begin() left open. */
 static __always_inline void count_end(long ret)
 {
-	struct knpu_in_flight *f = bpf_task_storage_get(&in_flight, bpf_get_current_task_btf(), NULL, 0);
+	struct knpu_in_flight *f = in_flight_here(0);
 	struct knpu_cell *cell = NULL;
 	__u64 wait_ns = 0;
 	__u32 index;
@@ -174,6 +202,7 @@ static __always_inline void count_end(long ret)
 	if (f->kind == KNPU_KIND_WAIT)
 		wait_ns = wait_time(f);
 	count_return(f->slot1 - 1, f->kind, cell, ret, wait_ns);
+	nothing_in_flight();
 }
 
 #endif

@@ -20,6 +20,7 @@ const volatile __u32 knpu_cells_mask = 0;	/* number of claimable cells - 1, a po
 const volatile __u32 knpu_cpus = 1;		/* possible CPUs */
 const volatile __u32 knpu_cgroup_storage = 1;	/* 0: the kernel has no cgroup local storage, use the hash */
 const volatile __u32 knpu_capture_names = 1;	/* 0: lockdown=confidentiality forbids the read helpers */
+const volatile __u32 knpu_kernel_btf = 1;	/* 0: the verifier knows no kernel types, read through helpers */
 
 /* rules: written by user space at discovery, read here. Full: cannot be, index is the minor. */
 struct {
@@ -96,6 +97,16 @@ struct {
 	__type(key, int);
 	__type(value, struct knpu_in_flight);
 } in_flight SEC(".maps");
+
+/* in_flight_by_thread: the same without kernel BTF, and only then there is one. An entry goes with the end of its call;
+ * when that is missed, with the end of the thread's next one. Full: as no memory. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct knpu_in_flight);
+} in_flight_by_thread SEC(".maps");
 
 /* alloc: state of the search for free cells. */
 struct {

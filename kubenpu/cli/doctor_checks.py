@@ -18,7 +18,7 @@ from kubenpu.cli.packages import PACKAGES, is_missing
 from kubenpu.kernel import bpf
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, UPROBE, Hook
 from kubenpu.kernel.pins import read_state
-from kubenpu.kernel.support import UNPREEMPTED, mechanism_refusal
+from kubenpu.kernel.support import UNPREEMPTED, choose_loader, mechanism_refusal, without_btf
 from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.sample import OFF, HookStatus
 
@@ -38,10 +38,19 @@ def _kernel(node: Examination) -> Iterator[Finding]:
 
 
 def _btf(node: Examination) -> Iterator[Finding]:
+    needed, remedy = "present", "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+    lacking = without_btf(node.facts)
     if node.facts.btf:
-        yield Finding("btf", "/sys/kernel/btf/vmlinux", "present")
+        yield Finding("btf", "/sys/kernel/btf/vmlinux", needed)
+    elif lacking:
+        found = "; ".join(("none", *(each.cause for each in lacking)))
+        yield Finding(
+            "btf", found, needed, f"{remedy}. Or for loader bcc: {'. '.join(each.remedy for each in lacking)}", FAIL
+        )
     else:
-        yield Finding("btf", "none", "present", "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y", FAIL)
+        yield Finding(
+            "btf", "none; bcc reads the kernel's headers instead", needed, f"{remedy}: it counts cheaper", WARN
+        )
 
 
 def _drm(node: Examination) -> Iterator[Finding]:
@@ -131,7 +140,8 @@ def _mechanisms(node: Examination) -> Iterator[Finding]:
         if hook.module is not None and not node.facts.drm:
             yield Finding(name, f"not known until {hook.module} is loaded", needed)
             continue
-        refusals = {each: mechanism_refusal(node.facts, each, hook.module is not None) for each in hook.ladder}
+        loader, in_drm = choose_loader(node.facts), hook.module is not None
+        refusals = {each: mechanism_refusal(node.facts, each, in_drm, loader) for each in hook.ladder}
         usable = [each for each, refusal in refusals.items() if refusal is None]
         reasons = "; ".join(f"{each}: {refusal}" for each, refusal in refusals.items() if refusal is not None)
         found = ", ".join(usable) + (f" ({reasons})" if reasons else "")
@@ -164,7 +174,7 @@ def _one_hook(node: Examination, hook: Hook, status: HookStatus, module: int | N
         return Finding(name, "drm was loaded again after it was attached", needed, again, FAIL)
     if not all(node.pins.link(hook.name, side).exists() for side in hook.required):
         return Finding(name, "its pins were removed", needed, again, FAIL)
-    return Finding(name, f"{status.mechanism}{reason}", needed)
+    return Finding(name, f"{status.mechanism}, loader {status.loader}{reason}", needed)
 
 
 def _counters(node: Examination) -> Iterator[Finding]:

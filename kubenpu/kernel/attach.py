@@ -21,7 +21,7 @@ from kubenpu.kernel.hooks import SHARED_MAPS, UPROBE, Hook, Mechanism
 from kubenpu.kernel.libbpf import ENOTSUPP, NO_BTF, Link, Messages, Object, errno_of
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.selftest import self_test
-from kubenpu.kernel.support import KernelFacts, mechanism_refusal
+from kubenpu.kernel.support import BCC, CORE, KernelFacts, mechanism_refusal
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import OFF, HookStatus
 
@@ -29,6 +29,7 @@ INSTALLED_OBJECTS = Path("/usr/lib/kubenpu/bpf")
 CGROUP_STORAGE_TYPE = 32
 OLDEST_KERNEL = (6, 1)
 _TRACE_FENTRY = 24
+_SYMBOLS = Path("/proc/kallsyms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order; a `target` only
-    with a uprobe."""
+    with a uprobe; `kernel` the file of loader bcc, None with loader core."""
 
     hook: Hook
     object_path: Path
@@ -51,6 +52,11 @@ class LoadRequest:
     mechanisms: tuple[str, ...]
     since_ns: int
     target: Target | None = None
+    kernel: Path | None = None
+
+    @property
+    def loader(self) -> str:
+        return CORE if self.kernel is None else BCC
 
     def pin_of(self, name: str) -> Path:
         """Where a map of the hook's object is pinned; the bodies are the hook's own."""
@@ -85,23 +91,26 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
     attached = _attached(request)
     if attached is not None:
         _load_once(request, facts, messages, attached, attach=False)
-        return HookStatus(hook.name, attached.name, "replaced the program behind the attached hook", request.since_ns)
+        reason = "replaced the program behind the attached hook"
+        return HookStatus(hook.name, attached.name, reason, request.since_ns, loader=request.loader)
     reasons: list[str] = []
     for name in request.mechanisms:
         absent = hook.module is not None and not facts.drm and name != UPROBE
-        refusal = f"{hook.module} is not loaded" if absent else mechanism_refusal(facts, name, hook.module is not None)
+        refusal = mechanism_refusal(facts, name, hook.module is not None, request.loader)
+        if absent:
+            refusal = f"{hook.module} is not loaded"
         if refusal is None:
             try:
                 _load_once(request, facts, messages, hook.mechanism(name), attach=True)
             except KernelError as e:
                 refusal = explain(e)
             else:
-                return HookStatus(hook.name, name, "; ".join(reasons), request.since_ns)
+                return HookStatus(hook.name, name, "; ".join(reasons), request.since_ns, loader=request.loader)
         reasons.append(f"{name}: {refusal}")
         if absent:
             reasons = [refusal]
     make_maps(request, facts, messages)
-    return HookStatus(hook.name, OFF, "; ".join(reasons), request.since_ns)
+    return HookStatus(hook.name, OFF, "; ".join(reasons), request.since_ns, loader=request.loader)
 
 
 def make_maps(request: LoadRequest, facts: KernelFacts, messages: Messages) -> None:
@@ -154,21 +163,28 @@ def _attached(request: LoadRequest) -> Mechanism | None:
     hook, pins = request.hook, request.pins
     found = [m for m in hook.mechanisms if _mark(pins, hook, m.name).exists()]
     if found:
-        links = [pins.link(hook.name, side) for side in _sides(hook, found[0])]
+        links = [pins.link(hook.name, side) for side in _sides(request, found[0])]
         if all(path.exists() for path in (*links, *map(pins.map, hook.maps))):
             return found[0]
     detach(pins, hook)
     return None
 
 
-def _sides(hook: Hook, mechanism: Mechanism) -> tuple[str, ...]:
+def _sides(request: LoadRequest, mechanism: Mechanism) -> tuple[str, ...]:
     """Those that this kernel has, in the order in which they are attached."""
-    return tuple(s for s in mechanism.sides if s not in hook.optional or has_function(hook.function(s)))
+    hook, has = request.hook, has_function if request.kernel is None else has_symbol
+    return tuple(s for s in mechanism.sides if s not in hook.optional or has(hook.function(s)))
 
 
 def has_function(name: str) -> bool:
     """Whether the kernel itself has a function of this name, by its BTF."""
     return bool(bpf.library().libbpf_find_vmlinux_btf_id(name.encode(), _TRACE_FENTRY) > 0)
+
+
+def has_symbol(name: str) -> bool:
+    """The same by its list of symbols, which takes longer."""
+    with _SYMBOLS.open() as lines:
+        return any(line.split()[2] == name for line in lines)
 
 
 def _mark(pins: Pins, hook: Hook, mechanism: str) -> Path:
@@ -180,10 +196,10 @@ def _load_once(
     request: LoadRequest, facts: KernelFacts, messages: Messages, mechanism: Mechanism | None, attach: bool
 ) -> None:
     """One attempt: open, check, load, test, install the bodies, attach. Leaves no new links behind when it fails."""
-    with Object(request.object_path, messages) as opened:
-        layout.check(opened.structs(layout.STRUCTS[request.hook.name]), request.hook.name)
+    with Object(request.object_path, messages, request.kernel) as opened:
+        layout.check(opened.btf.structs(layout.STRUCTS[request.hook.name]), request.hook.name)
         parts = () if mechanism is None else (("body", "hook") if attach else ("body",))
-        sides = _sides(request.hook, mechanism) if mechanism else ()
+        sides = _sides(request, mechanism) if mechanism else ()
         programs = {mechanism.program(s, p) for s in sides for p in parts} if mechanism else set()
         _prepare(opened, request, facts, programs | {"run_body"}, keep_bodies=not attach and mechanism is not None)
         if mechanism is not None and mechanism.name == "kprobe.multi":
@@ -191,7 +207,7 @@ def _load_once(
                 opened.expect_kprobe_multi(name)
         opened.load()
         _pin_maps(opened, request, with_bodies=False)
-        self_test(opened, request.hook)
+        self_test(opened, request.hook, facts.cgroup2 if request.loader == BCC else None)
         if mechanism is None:
             return
         for side in sides:
@@ -209,9 +225,12 @@ def has_cgroup_storage() -> bool:
 
 def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs: set[str], keep_bodies: bool) -> None:
     """Chooses programs and knobs; reuses every map that is already pinned."""
-    storage = has_cgroup_storage()
+    core = request.loader == CORE
+    storage = core and has_cgroup_storage()
     opened.keep_only(programs)
     opened.leave_out("cgroup_cells_by_id" if storage else "cgroup_cells")
+    if core:
+        opened.leave_out("in_flight_by_thread")
     slots = request.slots
     for name in opened.maps():
         path = request.pin_of(name)
@@ -235,6 +254,7 @@ def _prepare(opened: Object, request: LoadRequest, facts: KernelFacts, programs:
             "knpu_cpus": cpus,
             "knpu_cgroup_storage": int(storage),
             "knpu_capture_names": int(facts.lockdown != "confidentiality"),
+            "knpu_kernel_btf": int(core),
         }
     )
 

@@ -29,7 +29,7 @@ def pin_iterator(pins: Pins, object_path: Path, messages: Messages, majors: tupl
     """Loads the program and puts it in the place of the one before, in one step: whoever reads has one or the other."""
     fresh = pins.root / f"{STEM}_fresh"
     with Object(object_path, messages) as opened:
-        layout.check(opened.structs(layout.STRUCTS[STEM]), STEM)
+        layout.check(opened.btf.structs(layout.STRUCTS[STEM]), STEM)
         opened.set_constants({"knpu_first_major": majors[0], "knpu_second_major": majors[1]})
         opened.load()
         link = opened.attach(PROGRAM)

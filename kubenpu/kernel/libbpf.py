@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from kubenpu.kernel import bpf
+from kubenpu.kernel.btf import Btf
 from kubenpu.model.errors import KernelError
 
 _POINTERS = [
@@ -33,12 +34,21 @@ _POINTERS = [
     "bpf_program__attach_kprobe_multi_opts",
     "bpf_program__attach_uprobe_opts",
     "bpf_object__btf",
-    "btf__type_by_id",
-    "btf__name_by_offset",
 ]
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _KEPT_LINES = 400
-BTF_KIND_STRUCT = 4
+
+
+class _OpenOpts(ctypes.Structure):
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("object_name", ctypes.c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", ctypes.c_char_p),
+        ("removed", ctypes.c_uint32),
+        ("kconfig", ctypes.c_char_p),
+        ("btf_custom_path", ctypes.c_char_p),
+    )
 
 
 class _KprobeMultiOpts(ctypes.Structure):
@@ -80,14 +90,6 @@ class _TestRunOpts(ctypes.Structure):
         ("cpu", ctypes.c_uint32),
         ("batch_size", ctypes.c_uint32),
     )
-
-
-class _BtfType(ctypes.Structure):
-    _fields_ = (("name_off", ctypes.c_uint32), ("info", ctypes.c_uint32), ("size", ctypes.c_uint32))
-
-
-class _BtfMember(ctypes.Structure):
-    _fields_ = (("name_off", ctypes.c_uint32), ("type", ctypes.c_uint32), ("offset", ctypes.c_uint32))
 
 
 class Messages:
@@ -133,20 +135,23 @@ class Link:
 
 
 class Object:
-    """One compiled object file, opened. Choose maps and programs, then `load()`."""
+    """One compiled object file, opened. Choose maps and programs, then `load()`. `kernel`: a file with the BTF of the
+    kernel to load for, instead of the running kernel's own."""
 
-    def __init__(self, path: Path, messages: Messages) -> None:
+    def __init__(self, path: Path, messages: Messages, kernel: Path | None = None) -> None:
         self._lib: Any = bpf.library()
         for name in _POINTERS:
             getattr(self._lib, name).restype = ctypes.c_void_p
-        for name in ("bpf_map__name", "bpf_program__name", "btf__name_by_offset"):
+        for name in ("bpf_map__name", "bpf_program__name"):
             getattr(self._lib, name).restype = ctypes.c_char_p
         self._messages = messages
         self._left_out: set[str] = set()
         self._pointer: int | None = None
         if not path.is_file():
             raise KernelError(f"the BPF object {path} does not exist", "Install the package completely or run make bpf")
-        self._pointer = self._made(self._lib.bpf_object__open_file(os.fsencode(path), None), f"open {path}")
+        opts = _OpenOpts(sz=ctypes.sizeof(_OpenOpts), btf_custom_path=os.fsencode(kernel) if kernel else None)
+        opened = self._lib.bpf_object__open_file(os.fsencode(path), ctypes.byref(opts))
+        self._pointer = self._made(opened, f"open {path}")
 
     def __enter__(self) -> Object:
         return self
@@ -193,22 +198,10 @@ class Object:
         names = self._names(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
         return [n for n in names if "." not in n and n not in self._left_out]
 
-    def structs(self, names: Mapping[str, Any]) -> dict[str, tuple[int, dict[str, int]] | None]:
-        """{struct: (size, {member: byte offset})} from the object's BTF; None where it has no such struct."""
-        btf = ctypes.c_void_p(self._made(self._lib.bpf_object__btf(ctypes.c_void_p(self._pointer)), "read BTF"))
-        found: dict[str, tuple[int, dict[str, int]] | None] = {}
-        for name in names:
-            number = self._lib.btf__find_by_name_kind(btf, name.encode(), BTF_KIND_STRUCT)
-            found[name] = None if number < 0 else self._struct(btf, number)
-        return found
-
-    def _struct(self, btf: ctypes.c_void_p, number: int) -> tuple[int, dict[str, int]]:
-        address = self._lib.btf__type_by_id(btf, number)
-        kind = _BtfType.from_address(address)
-        members = (_BtfMember * (kind.info & 0xFFFF)).from_address(address + ctypes.sizeof(_BtfType))
-        return kind.size, {
-            self._lib.btf__name_by_offset(btf, m.name_off).decode(): (m.offset & 0xFFFFFF) // 8 for m in members
-        }
+    @property
+    def btf(self) -> Btf:
+        """The object's own BTF, while it is open."""
+        return Btf(self._made(self._lib.bpf_object__btf(ctypes.c_void_p(self._pointer)), "read BTF"))
 
     def keep_only(self, programs: set[str]) -> None:
         """Loads these programs and no others."""
@@ -230,26 +223,8 @@ class Object:
         """Sets `const volatile __u32` knobs. They are looked up in the BTF of .rodata by name."""
         size = ctypes.c_size_t()
         address = self._lib.bpf_map__initial_value(self._map(".rodata"), ctypes.byref(size))
-        for name, offset in self._constant_offsets(values).items():
+        for name, offset in self.btf.variables(".rodata", values).items():
             ctypes.c_uint32.from_address(self._made(address, "find .rodata") + offset).value = values[name]
-
-    def _constant_offsets(self, names: Mapping[str, int]) -> dict[str, int]:
-        btf = ctypes.c_void_p(self._lib.bpf_object__btf(ctypes.c_void_p(self._pointer)))
-        number = self._lib.btf__find_by_name_kind(btf, b".rodata", 15)
-        address = self._lib.btf__type_by_id(btf, number)
-        count = _BtfType.from_address(address).info & 0xFFFF
-        # struct btf_var_secinfo has the same three words: type, offset, size
-        places = (_BtfMember * count).from_address(address + ctypes.sizeof(_BtfType))
-        offsets = {}
-        for place in places:
-            variable = _BtfType.from_address(self._lib.btf__type_by_id(btf, place.name_off))
-            name = self._lib.btf__name_by_offset(btf, variable.name_off).decode()
-            if name in names:
-                offsets[name] = place.type
-        missing = set(names) - set(offsets)
-        if missing:
-            raise KernelError(f"the BPF object has no constant {', '.join(sorted(missing))}")
-        return offsets
 
     def shape(self, name: str) -> tuple[int, int, int]:
         """Type number, key size and value size of a map as the object declares it."""

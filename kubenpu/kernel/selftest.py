@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, Hook
@@ -18,6 +19,7 @@ from kubenpu.kernel.libbpf import Object, run_raw_tracepoint
 from kubenpu.kernel.memory import CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
 from kubenpu.model.errors import KernelError
 
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _KIND = layout.KINDS - 1
 _COMMAND = ord("d") << 8
 _RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
@@ -28,14 +30,21 @@ _RDEV = {
 }
 
 
-def self_test(opened: Object, hook: Hook) -> None:
-    """Raises KernelError when total and cell do not both move by one. A full table is no fault: the loss must move."""
+def self_test(opened: Object, hook: Hook, cgroup2: Path | None) -> None:
+    """Raises KernelError when total and cell do not both move by one. A full table is no fault: the loss must move.
+    With `cgroup2`, where that is mounted, also when the cell is not of this process's cgroup: headers can be wrong."""
     with _rule(opened) if hook is DRM_IOCTL else _node(opened):
         before, _ = _total(opened)
         _take_back(opened)
         run_raw_tracepoint(opened.program_fd("run_body"), (_RDEV[hook.name], _COMMAND, 0))
         after, lost = _total(opened)
-        in_cells = _take_back(opened)
+        owners = _take_back(opened)
+    in_cells, own = sum(owners.values()), own_cgroup_id(cgroup2)
+    if own is not None and owners.keys() - {own}:
+        raise KernelError(
+            f"the self-test made a call in cgroup {own} and counted it in {', '.join(map(str, owners))}",
+            "Install the headers of exactly this kernel",
+        )
     if after - before != 1 or in_cells + lost < 1 or in_cells > 1:
         raise KernelError(
             f"the self-test made 1 call and counted {after - before} for the device and {in_cells} for the cgroup",
@@ -88,14 +97,25 @@ def _total(opened: Object) -> tuple[int, int]:
     return sums[_KIND], sum(sums[first : first + len(layout.DEVICE_LOSSES)])
 
 
-def _take_back(opened: Object) -> int:
-    """Frees the self-test's cells; returns the calls that were in them."""
-    counted = 0
+def _take_back(opened: Object) -> dict[int, int]:
+    """Frees the self-test's cells; returns the calls that were in them, by cgroup id."""
+    counted: dict[int, int] = {}
     with _memory(opened, "cells") as view, view.cast("Q") as words:
         for index in range(layout.DEVICE_SLOTS, len(words) // CELL_WORDS):
             if words[index * CELL_WORDS]:
                 cell = read_cell(view, index)
                 if cell.slot1 == layout.SELFTEST_SLOT + 1:
-                    counted += int(cell.calls[_KIND])
+                    counted[cell.owner] = counted.get(cell.owner, 0) + int(cell.calls[_KIND])
                     free_cell(view, words, index)
     return counted
+
+
+def own_cgroup_id(cgroup2: Path | None) -> int | None:
+    """The cgroup of this process; None when it is not below what is mounted here."""
+    path = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), None)
+    if cgroup2 is None or path is None or path.startswith("/.."):
+        return None
+    try:
+        return (cgroup2 / path.lstrip("/")).stat().st_ino
+    except OSError:
+        return None

@@ -8,6 +8,7 @@ Reads files only; loads and attaches nothing.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import os
 import re
 import zlib
@@ -18,13 +19,16 @@ from kubenpu.model.mounts import find_mount
 
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 UNPREEMPTED = ("none", "voluntary")  # models in which a program runs to its end
+AUTO, CORE, BCC = "auto", "core", "bcc"  # loaders: by the kernel's BTF, or by its headers
+LOADERS = (AUTO, CORE, BCC)
 _PREEMPT_DEBUG = Path("/sys/kernel/debug/sched/preempt")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """What matters for counting. `lockdown` is none, integrity or confidentiality; `preemption` none, voluntary, lazy,
-    full, rt or unknown; `drm` loaded, absent; `cgroup2` the mount point or None; `lsms` the security modules in force.
+    full, rt or unknown; `drm` loaded, absent; `cgroup2` the mount point or None; `lsms` the security modules in force;
+    `bcc` whether Python has it, `headers` whether those of this kernel are installed.
     """
 
     release: str
@@ -40,6 +44,8 @@ class KernelFacts:
     ftrace: bool
     kprobes: bool
     missing_capabilities: tuple[str, ...]
+    bcc: bool
+    headers: bool
 
     def older_than(self, major: int, minor: int) -> bool:
         """For the wording of an error only: what is possible is asked of the kernel, not of its version."""
@@ -118,6 +124,8 @@ def read_facts() -> KernelFacts:
         ftrace=_text(Path("/proc/sys/kernel/ftrace_enabled")).strip() != "0",
         kprobes=Path("/sys/bus/event_source/devices/kprobe").is_dir(),
         missing_capabilities=parse_capabilities(_text(Path("/proc/self/status"))),
+        bcc=importlib.util.find_spec("bcc") is not None,
+        headers=bool(_text(Path(f"/lib/modules/{uname.release}/build/include/generated/autoconf.h"))),
     )
 
 
@@ -133,19 +141,41 @@ class Obstacle:
     remedy: str
 
 
-def obstacles(facts: KernelFacts) -> tuple[Obstacle, ...]:
-    """What prevents loading any program at all. Empty: go on. Pure."""
+def choose_loader(facts: KernelFacts, asked: str = AUTO) -> str:
+    """core where the kernel has BTF, else bcc, unless one was asked for. Pure."""
+    if asked != AUTO:
+        return asked
+    return CORE if facts.btf else BCC
+
+
+def without_btf(facts: KernelFacts) -> tuple[Obstacle, ...]:
+    """What loader bcc lacks here. Pure."""
     found = []
+    if not facts.bcc:
+        found.append(Obstacle("bcc is not installed", "Install python3-bpfcc (python3-bcc on Fedora)"))
+    if not facts.headers:
+        missing = f"no headers of this kernel (/lib/modules/{facts.release}/build)"
+        package = f"Install linux-headers-{facts.release} (kernel-devel-{facts.release} on Fedora)"
+        found.append(Obstacle(missing, package))
+    return tuple(found)
+
+
+def obstacles(facts: KernelFacts, asked: str = AUTO) -> tuple[Obstacle, ...]:
+    """What prevents loading any program at all with this loader. Empty: go on. Pure."""
+    found: list[Obstacle] = []
     if facts.missing_capabilities:
         names = ", ".join(facts.missing_capabilities)
         found.append(Obstacle(f"this process lacks {names}", "Run kubenpu-probe as root or from its unit"))
-    if not facts.btf:
+    lacking = without_btf(facts) if choose_loader(facts, asked) == BCC else ()
+    if not facts.btf and (asked == CORE or lacking):
         found.append(
             Obstacle(
                 f"kernel {facts.release} has no BTF (/sys/kernel/btf/vmlinux)",
-                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as every current distribution's is",
+                "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as every current distribution's is"
+                + (", or loader bcc" if lacking else ""),
             )
         )
+    found += lacking
     if not facts.bpffs:
         found.append(Obstacle("no bpffs is mounted on /sys/fs/bpf", "Run: mount -t bpf bpf /sys/fs/bpf"))
     if facts.cgroup2 is None:
@@ -158,8 +188,10 @@ def obstacles(facts: KernelFacts) -> tuple[Obstacle, ...]:
     return tuple(found)
 
 
-def mechanism_refusal(facts: KernelFacts, mechanism: str, in_drm: bool) -> str | None:
+def mechanism_refusal(facts: KernelFacts, mechanism: str, in_drm: bool, loader: str = CORE) -> str | None:
     """Why a mechanism is not worth trying on this kernel, None when it is. `in_drm`: for a function of drm. Pure."""
+    if loader == BCC and mechanism in ("lsm", "fentry"):
+        return "it needs the kernel's BTF" + ("" if facts.btf else ", and there is none")
     if mechanism == "lsm" and "bpf" not in facts.lsms:
         return "the BPF security module is off (lsm= on the kernel's command line)"
     if mechanism == "fentry":

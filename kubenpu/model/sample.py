@@ -111,7 +111,8 @@ OFF = "off"  # the mechanism of a hook that counts nothing
 class HookStatus:
     """State of one hook. `mechanism`: lsm, fentry, kprobe.multi, kprobe, uprobe or off; `reason` says why not better.
 
-    `needed` false: it is off because there is no device whose calls it would see.
+    `needed` false: it is off because there is no device whose calls it would see. `loader`: core, by the kernel's BTF,
+    or bcc, without.
     """
 
     hook: str
@@ -119,6 +120,7 @@ class HookStatus:
     reason: str
     since_ns: int
     needed: bool = True
+    loader: str = "core"
 
 
 @dataclass(frozen=True, slots=True)

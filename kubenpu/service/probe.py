@@ -22,7 +22,7 @@ from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, U
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
 from kubenpu.kernel.store import CounterStore
-from kubenpu.kernel.support import KernelFacts, obstacles, read_facts
+from kubenpu.kernel.support import AUTO, BCC, CORE, LOADERS, KernelFacts, choose_loader, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import OFF, HookStatus
 from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory, tell
@@ -43,6 +43,12 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--mechanism", choices=("auto", *MECHANISM_NAMES), default="auto", help="default: the best that works"
     )
+    load.add_argument(
+        "--loader",
+        choices=LOADERS,
+        default=AUTO,
+        help="core: by the kernel's BTF; bcc: by its headers, on kernels without (default: whichever is needed)",
+    )
     load.add_argument("--objects", type=Path, default=None, help=argparse.SUPPRESS)
     load.add_argument("--uprobe", metavar="BINARY:FUNCTION", help="hook a user-space function (simulated node, tests)")
     commands.add_parser("unload", help="detach and remove all pins; the totals since boot are gone")
@@ -54,7 +60,7 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
     """Loads and attaches every hook that is needed, writes the rules and the state file. Raises KernelError with the
     remedy."""
     facts = read_facts()
-    found = obstacles(facts)
+    found = obstacles(facts, options.loader)
     if found:
         raise KernelError("; ".join(o.cause for o in found), ". ".join(dict.fromkeys(o.remedy for o in found)))
     pins = Pins(settings.pin_directory)
@@ -67,7 +73,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
             log.warning("pins were missing (%s): totals since boot are gone, counting begins anew", ", ".join(missing))
         messages = Messages(options.debug)
         write_state(settings.run_directory, before, module)  # if that is refused, nothing is attached yet
-        requests = [_request(hook, settings, options, before) for hook in HOOKS]
+        kernel = _layout(settings, facts, options, messages)
+        requests = [replace(_request(hook, settings, options, before), kernel=kernel) for hook in HOOKS]
         for request in requests:
             if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
                 attach.make_maps(request, facts, messages)
@@ -84,6 +91,15 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
     return hooks
 
 
+def _layout(settings: Settings, facts: KernelFacts, options: argparse.Namespace, messages: Messages) -> Path | None:
+    """What loader bcc found out about this kernel; loader core needs nothing."""
+    if choose_loader(facts, options.loader) == CORE:
+        return None
+    from kubenpu.kernel.bcc_loader import write_layout  # noqa: PLC0415 - hardly any kernel needs it
+
+    return write_layout(_object_path(DRM_IOCTL.name, options), settings.run_directory, messages)
+
+
 def _request(
     hook: Hook, settings: Settings, options: argparse.Namespace, before: Sequence[HookStatus]
 ) -> attach.LoadRequest:
@@ -95,18 +111,18 @@ def _request(
     elif options.mechanism in mechanisms:
         mechanisms = (options.mechanism,)
     since = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
-    path = _object(hook.name, options)
+    path = _object_path(hook.name, options)
     return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
 
 
-def _object(stem: str, options: argparse.Namespace) -> Path:
+def _object_path(stem: str, options: argparse.Namespace) -> Path:
     return Path(options.objects, f"{stem}.bpf.o") if options.objects else attach.object_path(stem)
 
 
 def _pin_clients(pins: Pins, options: argparse.Namespace, messages: Messages) -> None:
     """Without it there is no device time and no memory; calls are counted all the same."""
     try:
-        clients.pin_iterator(pins, _object(clients.STEM, options), messages)
+        clients.pin_iterator(pins, _object_path(clients.STEM, options), messages)
     except KernelError as e:
         log.error("kubenpu-probe: %s: %s", clients.STEM, e)
 
@@ -117,9 +133,10 @@ def _load_hook(
     """What is not needed is taken off. Once its maps are there, a hook that fails takes the first one, drm_ioctl, not
     down; one whose code could not be replaced goes on with what it had."""
     hook = request.hook
+    off = HookStatus(hook.name, OFF, NO_DEVICE, request.since_ns, needed, request.loader)
     if not needed:
         attach.detach(request.pins, hook)
-        return HookStatus(hook.name, OFF, NO_DEVICE, request.since_ns, needed=False)
+        return off
     try:
         return attach.load(request, facts, messages)
     except KernelError as e:
@@ -128,7 +145,7 @@ def _load_hook(
         log.error("kubenpu-probe: %s: %s", hook.name, e)
         if last is not None and request.pins.attached(hook):
             return replace(last, reason=f"its program was not replaced: {e.cause.splitlines()[0]}")
-        return HookStatus(hook.name, OFF, e.cause.splitlines()[0], request.since_ns)
+        return replace(off, reason=e.cause.splitlines()[0])
 
 
 def _write_rules(settings: Settings) -> bool:
@@ -182,7 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(options)
         if options.command == "load":
             for status in load(settings, options):
-                log.info("%s: %s%s", status.hook, status.mechanism, f" ({status.reason})" if status.reason else "")
+                by = f", loader {BCC}" if status.loader == BCC else ""
+                reason = f" ({status.reason})" if status.reason else ""
+                log.info("%s: %s%s%s", status.hook, status.mechanism, by, reason)
         elif options.command == "unload":
             _unload(settings)
         else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import attach
-from kubenpu.kernel.hooks import HOOKS, Hook
-from kubenpu.kernel.libbpf import Messages
+from kubenpu.kernel import attach, bpf
+from kubenpu.kernel.bcc_loader import KERNEL_STRUCTS
+from kubenpu.kernel.btf import Btf, Structs
+from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, Hook
+from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import KernelFacts, read_facts
@@ -62,6 +65,7 @@ class Hooked:
     cgroup_root: Path
     slots: int = 1024
     mechanisms: tuple[str, ...] = ("uprobe",)
+    kernel: Path | None = None
     stack: ExitStack = field(default_factory=ExitStack)
     stores: list[CounterStore] = field(default_factory=list)
 
@@ -72,7 +76,8 @@ class Hooked:
         for hook in hooks or HOOKS:
             path = attach.object_path(hook.name)
             since = attach.boot_ns()
-            request = attach.LoadRequest(hook, path, self.pins, self.slots, self.mechanisms, since, target)
+            ladder = self.mechanisms
+            request = attach.LoadRequest(hook, path, self.pins, self.slots, ladder, since, target, self.kernel)
             found.append(attach.load(request, self.facts, Messages()).mechanism)
         return found[0]
 
@@ -152,6 +157,36 @@ def conserved(sample: KernelSample) -> None:
     for slot, total in sample.after.items():
         mine = [c.counts for c in sample.cells if c.device == slot]
         assert sum(total.counts.calls) == sum(sum(c.calls) for c in mine) + sum(total.lost.values())
+
+
+def this_kernel(own: Structs) -> Structs:
+    """Our object's structs as this kernel has them, by its BTF."""
+    library = bpf.library()
+    library.btf__parse.restype = ctypes.c_void_p
+    btf = Btf(library.btf__parse(b"/sys/kernel/btf/vmlinux", None))
+
+    def place(number: int, wanted: str) -> int | None:
+        for name, member in btf.members(number):
+            at = int(member.offset & 0xFFFFFF) // 8
+            inner = place(member.type, wanted) if not name else (0 if name == wanted else None)
+            if inner is not None:
+                return at + inner
+        return None
+
+    found: dict[str, tuple[int, dict[str, int]]] = {}
+    for name, (_, members) in own.items():
+        places = {member: place(btf.number(name), member) for member in members}
+        found[name] = (btf.structs((name,))[name][0], {m: at for m, at in places.items() if at is not None})
+    return found
+
+
+@pytest.fixture
+def layout_file(facts: KernelFacts, tmp_path: Path) -> Path:
+    """What loader bcc finds out about this kernel."""
+    with Object(attach.object_path(DRM_IOCTL.name), Messages()) as opened:
+        file = tmp_path / "kernel.btf"
+        file.write_bytes(opened.btf.with_structs(this_kernel(opened.btf.structs(KERNEL_STRUCTS))))
+    return file
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_the_object_fits_the_decoder_and_a_difference_is_refused(
     for hook in HOOKS:
         with Object(attach.object_path(hook.name), Messages()) as opened:
             structs = layout.STRUCTS[hook.name]
-            assert layout.differences(opened.structs(structs), hook.name) == []
+            assert layout.differences(opened.btf.structs(structs), hook.name) == []
 
     class Other(ctypes.Structure):
         _fields_ = (("hint", ctypes.c_uint64), ("full", ctypes.c_uint64))

@@ -13,14 +13,20 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kubenpu.kernel import bpf, layout
-from kubenpu.kernel.hooks import FILE_IOCTL, HOOKS, SHARED_MAPS
+import pytest
+
+from kubenpu.kernel import attach, bpf, layout
+from kubenpu.kernel.attach import LoadRequest, Target, load
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, SHARED_MAPS, Hook
 from kubenpu.kernel.libbpf import Messages
+from kubenpu.kernel.pins import Pins
+from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
+from kubenpu.model.sample import HookStatus
 
-COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id")
+COMMON = (*SHARED_MAPS, "cgroup_cells", "cgroup_cells_by_id", "in_flight_by_thread")
 BODIES = {hook.name: tuple(f"{side}_body" for side in hook.sides) for hook in HOOKS}
 SHAPE = bpf.MapShape(2, 4, 8, 192, 7)
 ATTACHING = {
@@ -126,13 +132,25 @@ class FakeMap:
         self.kernel.step("update a map entry")
 
 
+@dataclass(frozen=True)
+class FakeBtf:
+    """The BTF of the object, which fits unless the kernel says otherwise."""
+
+    kernel: FakeKernel
+
+    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
+        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
+        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
+
+
 class FakeObject:
     """The opened object file."""
 
     kernel: FakeKernel
 
-    def __init__(self, path: Path, _messages: Messages) -> None:
+    def __init__(self, path: Path, _messages: Messages, _kernel: Path | None = None) -> None:
         self.kernel.step(f"open {path.name}")
+        self.btf = FakeBtf(self.kernel)
         self._hook = path.name.removesuffix(".bpf.o")
         self._left_out: set[str] = set()
         self.programs: set[str] = set()
@@ -142,10 +160,6 @@ class FakeObject:
 
     def __exit__(self, *_error: object) -> None:
         """The programs stay where they are attached."""
-
-    def structs(self, names: Mapping[str, type[ctypes.Structure]]) -> Mapping[str, Any]:
-        fitting = {name: (ctypes.sizeof(struct), layout.members_of(struct)) for name, struct in names.items()}
-        return self.kernel.structs_found if self.kernel.structs_found is not None else fitting
 
     def maps(self) -> list[str]:
         own = FILE_IOCTL.maps if self._hook == FILE_IOCTL.name else ()
@@ -197,3 +211,38 @@ class FakeObject:
             return link
 
         return attach_program
+
+
+@dataclass(frozen=True)
+class FakeProbe:
+    """A kubenpu-probe with its pins below a directory."""
+
+    pins: Pins
+    facts: KernelFacts
+    hook: Hook = DRM_IOCTL
+    kernel: Path | None = None
+
+    def load(self, *mechanisms: str, target: Target | None = None, since_ns: int = 5) -> HookStatus:
+        path = Path(f"{self.hook.name}.bpf.o")
+        ladder = mechanisms or self.hook.ladder
+        request = LoadRequest(self.hook, path, self.pins, 64, ladder, since_ns, target, self.kernel)
+        return load(request, self.facts, cast(Messages, None))
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.pins.root.iterdir()}
+
+
+def put_in(fake: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between kubenpu.kernel.attach and the kernel of this machine."""
+
+    def pin(_fd: int, path: Path) -> None:
+        fake.step(f"pin {path.name}")
+        path.touch()
+
+    monkeypatch.setattr(attach, "Object", type("Object", (FakeObject,), {"kernel": fake}))
+    monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
+    monkeypatch.setattr(bpf, "pin", pin)
+    monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
+    monkeypatch.setattr(attach, "self_test", lambda _opened, _hook, _cgroup2: fake.step("self-test"))
+    for has in ("has_function", "has_symbol"):
+        monkeypatch.setattr(attach, has, lambda _name: fake.sides["file_ioctl"] == 2)

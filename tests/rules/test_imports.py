@@ -27,7 +27,7 @@ PACKAGES = {
     "config": May(("model",)),
     "ledger": May(("model",)),
     "history": May(("model",)),
-    "kernel": May(("model",)),
+    "kernel": May(("model",), ("bcc",)),
     "devices": May(("model",)),
     "identity": May(("model",), ("grpc",)),
     "api": May(("model",)),

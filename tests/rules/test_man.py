@@ -23,6 +23,7 @@ from kubenpu.config.settings import DEFAULT_FILE, SETTINGS, make_daemon_parser, 
 from kubenpu.exporters import web_config
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.kernel import layout
+from kubenpu.kernel.bcc_loader import LAYOUTS
 from kubenpu.kernel.hooks import HOOKS, MECHANISM_NAMES, SHARED_MAPS
 from kubenpu.kernel.losses import LOSSES
 from kubenpu.kernel.pins import STATE_NAME
@@ -273,7 +274,8 @@ def used() -> set[str]:
     units = "".join(path.read_text() for path in files(".socket", below="systemd"))
     sockets = re.findall(r"^ListenStream=(/.*)$", units, re.M)
     flags = re.findall(r"^EnvironmentFile=-(.*)$", (ROOT / "systemd/kubenpud.service").read_text(), re.M)
-    state = (f"{run}/{STATE_NAME}", f"{run}/{NAMES_NAME}", f"{run}/{CLIENTS_NAME}", f"{pins}/{layout.ABI}")
+    names = (STATE_NAME, NAMES_NAME, CLIENTS_NAME, LAYOUTS)
+    state = (*(f"{run}/{name}" for name in names), f"{pins}/{layout.ABI}")
     return {
         *defaults.values(),
         *sockets,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests of the web server (certificates, a protected server), of the daemon and of the node."""
+"""Fixtures of the tests of the web server (certificates, a protected server), daemon, node and probe."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from kubenpu.exporters import web
 from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
+from kubenpu.kernel.pins import Pins
 from kubenpu.service import daemon
 from kubenpu.service import node as service_node
 from kubenpu.service.node import Node
 from tests.fakes.certificates import Authority, Certificate
 from tests.fakes.daemon_rig import FakeWatch, Rig
+from tests.fakes.fake_libbpf import FakeKernel, FakeProbe, put_in
 from tests.fakes.node_world import World
 from tests.fakes.web_client import Client
 
@@ -140,3 +142,22 @@ def node(world: World) -> Node:
     started = world.start()
     started.open()
     return started
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
+    """Afterwards every fd is closed again."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    fake = FakeKernel()
+    put_in(fake, monkeypatch)
+    yield fake
+    os.close(fake.fds)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> FakeProbe:
+    """On a kernel that can do everything."""
+    from tests.unit.test_kernel_support import GOOD
+
+    return FakeProbe(Pins(tmp_path / "kubenpu"), GOOD)

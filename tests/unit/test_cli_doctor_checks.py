@@ -91,7 +91,10 @@ KERNELS: dict[str, tuple[str, dict[str, object], str, str, str]] = {
     "kernel": ("kernel", {}, OK, "6.12.117+deb13-amd64 x86_64", ""),
     "other machine": ("kernel", {"machine": "riscv64"}, FAIL, "riscv64", ""),
     "btf": ("btf", {}, OK, "vmlinux", ""),
-    "no btf": ("btf", {"btf": False}, FAIL, "none", "CONFIG_DEBUG_INFO_BTF"),
+    "no btf": ("btf", {"btf": False}, FAIL, "none; bcc is not installed; no headers", "CONFIG_DEBUG_INFO_BTF"),
+    "no headers": ("btf", {"btf": False, "bcc": True}, FAIL, "none; no headers", "linux-headers-6.12.117+deb13"),
+    "no bcc": ("btf", {"btf": False, "headers": True}, FAIL, "none; bcc is not", "bcc: Install python3-bpfcc"),
+    "bcc": ("btf", {"btf": False, "headers": True, "bcc": True}, WARN, "none; bcc reads", "CONFIG_DEBUG_INFO_BTF"),
     "drm": ("drm", {}, OK, "loaded", ""),
     "no drm": ("drm", {"drm": False, "drm_btf": False}, WARN, "not loaded", "driver of your accelerator"),
     "drm without btf": ("drm", {"drm_btf": False}, WARN, "no BTF", "kprobe"),
@@ -107,6 +110,7 @@ KERNELS: dict[str, tuple[str, dict[str, object], str, str, str]] = {
     "full preemption": ("preemption", {"preemption": "full"}, OK, "full", "kprobe"),
     "unknown preemption": ("preemption", {"preemption": "unknown"}, OK, "unknown", "kprobe"),
     "mechanisms": ("mechanisms", {}, OK, "fentry, kprobe.multi, kprobe", ""),
+    "bcc's": ("mechanisms", {"btf": False, "drm_btf": False}, OK, "kprobe.multi, kprobe (fentry: it needs the", ""),
     "no fentry": ("mechanisms", {"preemption": "rt"}, OK, "kprobe.multi, kprobe (fentry: with preemption", ""),
     "no way": ("mechanisms", {"drm_btf": False, "kprobes": False}, FAIL, "the kernel has no kprobes", ""),
     "not yet": ("mechanisms", {"drm": False}, OK, "not known until drm is loaded", ""),
@@ -168,7 +172,7 @@ def test_probe_never_ran(node: Examination) -> None:
 def test_hook_attached(node: Examination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "DRM_MODULE", tmp_path)
     attach(node, tmp_path, "kprobe", "fentry: no BTF", tmp_path.stat().st_ino)
-    assert one(node, "hook") == Finding("hook drm_ioctl", "kprobe (fentry: no BTF)", "attached and pinned")
+    assert one(node, "hook") == Finding("hook drm_ioctl", "kprobe, loader core (fentry: no BTF)", "attached and pinned")
 
 
 def test_hook_off(node: Examination, tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_a_hook_without_a_device_is_no_failure(node: Examination, tmp_path: Path
     assert (one(node, "hook").status, one(node, "hook").found) == (FAIL, "its pins were removed")
     node.pins.make()
     node.pins.link("file_ioctl", "enter").touch()
-    assert one(node, "hook") == Finding("hook file_ioctl", "lsm", "attached and pinned")
+    assert one(node, "hook") == Finding("hook file_ioctl", "lsm, loader core", "attached and pinned")
     assert len(findings(node, "mechanisms")) == 2
 
 

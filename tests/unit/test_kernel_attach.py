@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from kubenpu.kernel import attach, bpf, layout
-from kubenpu.kernel.attach import LoadRequest, Target, detach, explain, load, unload
+from kubenpu.kernel import layout
+from kubenpu.kernel.attach import Target, detach, explain, unload
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook, Mechanism
-from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins
-from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
-from tests.fakes.fake_libbpf import COMMON, SHAPE, FakeKernel, FakeMap, FakeObject, SigKill
+from tests.fakes.fake_libbpf import COMMON, SHAPE, FakeKernel, FakeProbe, SigKill
 from tests.unit.test_kernel_support import GOOD
 
 BODIES = {"drm_ioctl_enter_body", "drm_ioctl_exit_body"}
@@ -29,55 +24,12 @@ LADDER = DRM_IOCTL.ladder
 HOOK_OF = {"fentry": "fentry_hook", "kprobe.multi": "kretprobe_hook", "kprobe": "kretprobe_hook"}
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
-    """Afterwards every fd is closed again."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    fake = FakeKernel()
-    monkeypatch.setattr(attach, "Object", type("Object", (FakeObject,), {"kernel": fake}))
-    monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
-    monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
-    monkeypatch.setattr(attach, "self_test", lambda _opened, _hook: fake.step("self-test"))
-    monkeypatch.setattr(attach, "has_function", lambda _name: fake.sides["file_ioctl"] == 2)
-
-    def pin(_fd: int, path: Path) -> None:
-        fake.step(f"pin {path.name}")
-        path.touch()
-
-    monkeypatch.setattr(bpf, "pin", pin)
-    yield fake
-    os.close(fake.fds)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A kubenpu-probe with its pins below a directory."""
-
-    pins: Pins
-    facts: KernelFacts = GOOD
-    hook: Hook = DRM_IOCTL
-
-    def load(self, *mechanisms: str, target: Target | None = None, since_ns: int = 5) -> HookStatus:
-        path = Path(f"{self.hook.name}.bpf.o")
-        request = LoadRequest(self.hook, path, self.pins, 64, mechanisms or self.hook.ladder, since_ns, target)
-        return load(request, self.facts, cast(Messages, None))
-
-    def names(self) -> set[str]:
-        return {path.name for path in self.pins.root.iterdir()}
-
-
-@pytest.fixture
-def probe(tmp_path: Path) -> Probe:
-    return Probe(Pins(tmp_path / "kubenpu"))
-
-
-def hook_pins(probe: Probe) -> set[str]:
+def hook_pins(probe: FakeProbe) -> set[str]:
     """Everything that is pinned but the maps that hold counts and names."""
     return probe.names() - {*COMMON, *FILE_IOCTL.maps}
 
 
-def clean(kernel: FakeKernel, probe: Probe) -> None:
+def clean(kernel: FakeKernel, probe: FakeProbe) -> None:
     """Nothing is attached and nothing of an attempt is left; the counters stay."""
     assert kernel.attached() == []
     assert hook_pins(probe) == set()
@@ -87,7 +39,7 @@ def clean(kernel: FakeKernel, probe: Probe) -> None:
 # ---- the ladder ----
 
 
-def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: Probe) -> None:
+def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: FakeProbe) -> None:
     assert probe.load() == HookStatus("drm_ioctl", "fentry", "", 5)
     assert [(link.program, link.mechanism) for link in kernel.attached()] == [
         ("fentry_hook", "fentry"),
@@ -101,7 +53,7 @@ def test_the_cheapest_mechanism_comes_first() -> None:
     assert LADDER == ("fentry", "kprobe.multi", "kprobe")
 
 
-def test_the_ladder_goes_down_one_by_one_and_keeps_every_reason(kernel: FakeKernel, probe: Probe) -> None:
+def test_the_ladder_goes_down_one_by_one_and_keeps_every_reason(kernel: FakeKernel, probe: FakeProbe) -> None:
     expected = []
     for name, following in itertools.pairwise((*LADDER, "off")):
         kernel.refuse[f"{name} {HOOK_OF[name]}"] = errno.ENOENT
@@ -114,21 +66,21 @@ def test_the_ladder_goes_down_one_by_one_and_keeps_every_reason(kernel: FakeKern
     clean(kernel, probe)
 
 
-def test_the_second_side_that_fails_takes_the_first_one_off(kernel: FakeKernel, probe: Probe) -> None:
+def test_the_second_side_that_fails_takes_the_first_one_off(kernel: FakeKernel, probe: FakeProbe) -> None:
     kernel.refuse = {"fentry fexit_hook": 95, "kprobe.multi kprobe_hook": 95, "kprobe kprobe_hook": 95}
     assert probe.load().mechanism == "off"
     assert [link.mechanism for link in kernel.links] == list(LADDER)  # each got as far as its first side
     clean(kernel, probe)
 
 
-def test_a_call_is_counted_from_its_end_on_with_kprobes(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_call_is_counted_from_its_end_on_with_kprobes(kernel: FakeKernel, probe: FakeProbe) -> None:
     """The return side first: a return probe that finds no start is told apart, a start without return is not."""
     probe.load("kprobe")
     assert [link.at_return for link in kernel.attached()] == [True, False]
 
 
 @pytest.mark.parametrize("name", LADDER)
-def test_a_forced_mechanism_is_the_only_one_tried(kernel: FakeKernel, probe: Probe, name: str) -> None:
+def test_a_forced_mechanism_is_the_only_one_tried(kernel: FakeKernel, probe: FakeProbe, name: str) -> None:
     assert probe.load(name).mechanism == name == kernel.mechanism()
     unload(probe.pins)
     kernel.refuse[f"{name} {HOOK_OF[name]}"] = errno.EPERM
@@ -140,7 +92,7 @@ def test_a_forced_mechanism_is_the_only_one_tried(kernel: FakeKernel, probe: Pro
     clean(kernel, probe)
 
 
-def test_what_the_kernel_rules_out_is_not_even_tried(kernel: FakeKernel, probe: Probe) -> None:
+def test_what_the_kernel_rules_out_is_not_even_tried(kernel: FakeKernel, probe: FakeProbe) -> None:
     status = replace(probe, facts=replace(GOOD, preemption="rt", kprobes=False)).load()
     assert status.mechanism == "off"
     assert [reason.partition(":")[0] for reason in status.reason.split("; ")] == list(LADDER)
@@ -149,7 +101,7 @@ def test_what_the_kernel_rules_out_is_not_even_tried(kernel: FakeKernel, probe: 
     clean(kernel, probe)
 
 
-def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, probe: Probe) -> None:
+def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, probe: FakeProbe) -> None:
     absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
     assert absent.load() == HookStatus("drm_ioctl", "off", "drm is not loaded", 5)
     assert absent.load("kprobe").reason == "drm is not loaded"
@@ -157,7 +109,7 @@ def test_without_drm_the_maps_are_there_and_the_hook_waits(kernel: FakeKernel, p
     assert probe.load().mechanism == "fentry"
 
 
-def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, probe: FakeProbe) -> None:
     absent = replace(probe, facts=replace(GOOD, drm=False, drm_btf=False))
     target = Target("knpu_call", Path("/bin/true"))
     assert "needs the binary" in absent.load("uprobe").reason
@@ -174,7 +126,7 @@ def test_a_uprobe_needs_no_drm_and_fails_for_its_own_reason(kernel: FakeKernel, 
     ("code", "words"),
     [(524, "no trampolines to attach to (-524)"), (3, "(-3)"), (errno.EPERM, "cannot load fentry: number 1")],
 )
-def test_known_errors_are_put_into_words(kernel: FakeKernel, probe: Probe, code: int, words: str) -> None:
+def test_known_errors_are_put_into_words(kernel: FakeKernel, probe: FakeProbe, code: int, words: str) -> None:
     kernel.refuse["load fentry"] = code
     status = probe.load()
     assert status.mechanism == "kprobe.multi"
@@ -190,7 +142,7 @@ def test_an_error_without_errno_speaks_for_itself() -> None:
 # ---- what cannot be used at all ----
 
 
-def test_an_object_of_another_version_is_refused_before_any_map_is_made(kernel: FakeKernel, probe: Probe) -> None:
+def test_an_object_of_another_version_is_refused_before_any_map_is_made(kernel: FakeKernel, probe: FakeProbe) -> None:
     kernel.structs_found = {}
     with pytest.raises(KernelError, match="does not fit this program") as caught:
         probe.load()
@@ -198,7 +150,7 @@ def test_an_object_of_another_version_is_refused_before_any_map_is_made(kernel: 
     assert probe.names() == set()
 
 
-def test_pinned_maps_of_another_shape_are_refused(kernel: FakeKernel, probe: Probe) -> None:
+def test_pinned_maps_of_another_shape_are_refused(kernel: FakeKernel, probe: FakeProbe) -> None:
     probe.load()
     kernel.shape = replace(SHAPE, value_size=16)
     with pytest.raises(KernelError, match="pinned map rules has another shape") as caught:
@@ -207,7 +159,7 @@ def test_pinned_maps_of_another_shape_are_refused(kernel: FakeKernel, probe: Pro
     assert kernel.mechanism() == "fentry"  # the old code goes on counting
 
 
-def test_a_kernel_that_loads_nothing(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_kernel_that_loads_nothing(kernel: FakeKernel, probe: FakeProbe) -> None:
     kernel.refuse = dict.fromkeys(("load fentry", "load kprobe", "load nothing"), errno.EINVAL)
     with pytest.raises(KernelError, match="cannot load nothing") as caught:
         probe.load()
@@ -217,7 +169,7 @@ def test_a_kernel_that_loads_nothing(kernel: FakeKernel, probe: Probe) -> None:
     assert caught.value.remedy == "Kernel 5.15.0-91-generic is too old: use 6.1 or later"
 
 
-def test_a_failing_self_test_attaches_nothing(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_failing_self_test_attaches_nothing(kernel: FakeKernel, probe: FakeProbe) -> None:
     kernel.refuse["self-test"] = errno.EBADMSG
     with pytest.raises(KernelError, match="self-test"):
         probe.load()
@@ -227,7 +179,7 @@ def test_a_failing_self_test_attaches_nothing(kernel: FakeKernel, probe: Probe) 
 # ---- replacing ----
 
 
-def test_a_second_load_replaces_the_code_and_attaches_nothing(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_second_load_replaces_the_code_and_attaches_nothing(kernel: FakeKernel, probe: FakeProbe) -> None:
     probe.load("kprobe.multi")
     links, names, before = kernel.attached(), probe.names(), len(kernel.steps)
     status = probe.load(since_ns=9)
@@ -239,7 +191,7 @@ def test_a_second_load_replaces_the_code_and_attaches_nothing(kernel: FakeKernel
     assert kernel.steps[before:].count("update a map entry") == 2
 
 
-def test_pinned_cells_keep_their_number(kernel: FakeKernel, probe: Probe) -> None:
+def test_pinned_cells_keep_their_number(kernel: FakeKernel, probe: FakeProbe) -> None:
     """max_slots may change between two loads, the map cannot."""
     probe.load()
     assert kernel.constants[-1]["knpu_cells_mask"] == 63
@@ -250,7 +202,7 @@ def test_pinned_cells_keep_their_number(kernel: FakeKernel, probe: Probe) -> Non
 
 
 @pytest.mark.parametrize(("storage", "left_out"), [(True, "cgroup_cells_by_id"), (False, "cgroup_cells")])
-def test_cgroup_storage_or_a_hash(kernel: FakeKernel, probe: Probe, storage: bool, left_out: str) -> None:
+def test_cgroup_storage_or_a_hash(kernel: FakeKernel, probe: FakeProbe, storage: bool, left_out: str) -> None:
     kernel.storage = storage
     probe.load()
     assert left_out not in probe.names()
@@ -259,7 +211,7 @@ def test_cgroup_storage_or_a_hash(kernel: FakeKernel, probe: Probe, storage: boo
 
 @pytest.mark.parametrize(("lockdown", "names"), [("none", 1), ("integrity", 1), ("confidentiality", 0)])
 def test_names_are_captured_where_the_kernel_may_be_read(
-    kernel: FakeKernel, probe: Probe, lockdown: str, names: int
+    kernel: FakeKernel, probe: FakeProbe, lockdown: str, names: int
 ) -> None:
     replace(probe, facts=replace(GOOD, lockdown=lockdown)).load("fentry")
     assert kernel.constants[-1]["knpu_capture_names"] == names
@@ -271,7 +223,7 @@ def test_names_are_captured_where_the_kernel_may_be_read(
 def test_one_failing_step_leaves_one_mechanism_or_none(kernel: FakeKernel, tmp_path: Path) -> None:
     """Every step of a load in turn: the next rung, or an error; and the load after it finds nothing in its way."""
     for step in itertools.count(1):
-        probe = Probe(Pins(tmp_path / str(step)))
+        probe = FakeProbe(Pins(tmp_path / str(step)), GOOD)
         kernel.count, kernel.fail_at, kernel.links = 0, step, []
         try:
             told = probe.load().mechanism
@@ -289,7 +241,7 @@ def test_one_failing_step_leaves_one_mechanism_or_none(kernel: FakeKernel, tmp_p
 @pytest.mark.parametrize("first", LADDER)
 def test_a_load_that_is_killed_is_made_good_by_the_next(kernel: FakeKernel, tmp_path: Path, first: str) -> None:
     for step in itertools.count(1):
-        probe = Probe(Pins(tmp_path / str(step)))
+        probe = FakeProbe(Pins(tmp_path / str(step)), GOOD)
         kernel.count, kernel.kill_at, kernel.links = 0, step, []
         try:
             probe.load(first)
@@ -305,7 +257,7 @@ def test_a_load_that_is_killed_is_made_good_by_the_next(kernel: FakeKernel, tmp_
     assert step > 15
 
 
-def test_a_replacement_that_is_killed_or_fails_leaves_the_hook_on(kernel: FakeKernel, probe: Probe) -> None:
+def test_a_replacement_that_is_killed_or_fails_leaves_the_hook_on(kernel: FakeKernel, probe: FakeProbe) -> None:
     probe.load("kprobe")
     links = kernel.attached()
     for step in range(1, 40):
@@ -321,14 +273,14 @@ def test_a_replacement_that_is_killed_or_fails_leaves_the_hook_on(kernel: FakeKe
 
 
 @pytest.mark.parametrize("lost", ["drm_ioctl_enter_link", "drm_ioctl_exit_link", "drm_ioctl_by_kprobe"])
-def test_a_hook_that_lost_a_pin_is_attached_anew(kernel: FakeKernel, probe: Probe, lost: str) -> None:
+def test_a_hook_that_lost_a_pin_is_attached_anew(kernel: FakeKernel, probe: FakeProbe, lost: str) -> None:
     """Without both links it is half a hook, without the mark nobody knows what replaces it."""
     probe.load("kprobe")
     (probe.pins.root / lost).unlink()
     assert probe.load().mechanism == "fentry" == kernel.mechanism()
 
 
-def test_detach_keeps_the_totals_and_unload_nothing(kernel: FakeKernel, probe: Probe) -> None:
+def test_detach_keeps_the_totals_and_unload_nothing(kernel: FakeKernel, probe: FakeProbe) -> None:
     probe.load()
     detach(probe.pins, DRM_IOCTL)
     clean(kernel, probe)
@@ -352,13 +304,13 @@ def test_every_mechanism_has_a_hook_and_a_body_for_each_side(hook: Hook, mechani
 
 
 @pytest.fixture
-def both(kernel: FakeKernel, probe: Probe) -> Probe:
+def both(kernel: FakeKernel, probe: FakeProbe) -> FakeProbe:
     """The first one is attached; this loads the second."""
     assert probe.load().mechanism == "fentry"
     return replace(probe, hook=FILE_IOCTL)
 
 
-def test_two_hooks_know_nothing_of_each_other(kernel: FakeKernel, both: Probe) -> None:
+def test_two_hooks_know_nothing_of_each_other(kernel: FakeKernel, both: FakeProbe) -> None:
     assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
     assert [link.program for link in kernel.attached("file_ioctl")] == ["lsm_compat_hook", "lsm_hook"]
     assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
@@ -370,21 +322,21 @@ def test_two_hooks_know_nothing_of_each_other(kernel: FakeKernel, both: Probe) -
     assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("off", "lsm")
 
 
-def test_a_side_that_the_kernel_does_not_have_is_left_out(kernel: FakeKernel, both: Probe) -> None:
+def test_a_side_that_the_kernel_does_not_have_is_left_out(kernel: FakeKernel, both: FakeProbe) -> None:
     kernel.sides["file_ioctl"] = 1
     assert replace(both, facts=replace(GOOD, drm=False, drm_btf=False)).load().mechanism == "lsm"
     assert [link.program for link in kernel.attached("file_ioctl")] == ["lsm_hook"]
     assert both.load().reason.startswith("replaced")
 
 
-def test_without_a_map_of_its_own_a_hook_is_attached_anew(kernel: FakeKernel, both: Probe) -> None:
+def test_without_a_map_of_its_own_a_hook_is_attached_anew(kernel: FakeKernel, both: FakeProbe) -> None:
     both.load()
     both.pins.map("nodes").unlink()
     assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
     assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
 
 
-def test_whatever_fails_in_the_second_hook_the_first_one_stays(kernel: FakeKernel, both: Probe) -> None:
+def test_whatever_fails_in_the_second_hook_the_first_one_stays(kernel: FakeKernel, both: FakeProbe) -> None:
     first = kernel.attached()
     for step in itertools.count(1):
         kernel.count, kernel.fail_at = 0, step

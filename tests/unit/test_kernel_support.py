@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from kubenpu.kernel import support
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, MECHANISM_NAMES
 from kubenpu.kernel.support import (
+    BCC,
     KernelFacts,
+    choose_loader,
     mechanism_refusal,
     obstacles,
     parse_bracketed,
@@ -39,6 +41,8 @@ GOOD = KernelFacts(
     ftrace=True,
     kprobes=True,
     missing_capabilities=(),
+    bcc=False,
+    headers=False,
 )
 # the lines about preemption of linux-config-6.1, -6.12 and -7.3, flavour amd64
 DEBIAN_61 = """\
@@ -170,13 +174,14 @@ def test_a_good_kernel_has_no_obstacle_and_refuses_nothing() -> None:
     ("facts", "cause", "remedy"),
     [
         (replace(GOOD, missing_capabilities=("CAP_BPF", "CAP_PERFMON")), "lacks CAP_BPF, CAP_PERFMON", "as root"),
-        (replace(GOOD, btf=False), "6.12.117+deb13-amd64 has no BTF", "CONFIG_DEBUG_INFO_BTF=y"),
+        (replace(GOOD, btf=False, headers=True), "bcc is not installed", "python3-bpfcc (python3-bcc on Fedora)"),
+        (replace(GOOD, btf=False, bcc=True), "/lib/modules/6.12.117+deb13-amd64/build", "linux-headers-6.12.117+deb13"),
         (replace(GOOD, bpffs=False), "no bpffs", "mount -t bpf bpf /sys/fs/bpf"),
         (replace(GOOD, cgroup2=None), "no cgroup version 2", "systemd.unified_cgroup_hierarchy=1"),
     ],
 )
 def test_each_obstacle_has_its_cause_and_remedy(facts: KernelFacts, cause: str, remedy: str) -> None:
-    (found,) = obstacles(facts)
+    found = obstacles(facts)[-1]
     assert cause in found.cause
     assert remedy in found.remedy
     assert not found.cause.endswith(".")
@@ -185,7 +190,41 @@ def test_each_obstacle_has_its_cause_and_remedy(facts: KernelFacts, cause: str, 
 
 def test_all_obstacles_at_once() -> None:
     worst = replace(GOOD, missing_capabilities=("CAP_BPF",), btf=False, bpffs=False, cgroup2=None)
-    assert len(obstacles(worst)) == 4
+    assert len(obstacles(worst)) == 6
+
+
+HEADERS = replace(GOOD, bcc=True, headers=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "loader", "in_the_way"),
+    [
+        (GOOD, "auto", "core", 0),
+        (GOOD, "core", "core", 0),
+        (GOOD, "bcc", "bcc", 2),
+        (HEADERS, "auto", "core", 0),
+        (HEADERS, "bcc", "bcc", 0),
+        (replace(HEADERS, btf=False), "auto", "bcc", 0),
+        (replace(HEADERS, btf=False), "core", "core", 1),
+        (replace(HEADERS, btf=False, bcc=False), "auto", "bcc", 2),
+        (replace(GOOD, btf=False), "auto", "bcc", 3),
+        (replace(GOOD, btf=False), "bcc", "bcc", 3),
+    ],
+)
+def test_loader(facts: KernelFacts, asked: str, loader: str, in_the_way: int) -> None:
+    """The kernel's BTF where there is one; both missing pieces of the other loader are told at once."""
+    assert choose_loader(facts, asked) == loader
+    found = obstacles(facts, asked)
+    assert len(found) == in_the_way
+    assert [o.cause for o in found if "no BTF" in o.cause] == ([found[0].cause] if found and not facts.btf else [])
+
+
+@pytest.mark.parametrize("mechanism", MECHANISM_NAMES)
+def test_without_types_of_the_kernel_only_kprobes_are_left(mechanism: str) -> None:
+    for facts, words in ((GOOD, "BTF"), (replace(GOOD, btf=False), "there is none")):
+        refusal = mechanism_refusal(facts, mechanism, True, BCC)
+        assert (refusal is None) == mechanism.startswith("kprobe")
+        assert refusal is None or refusal.endswith(words)
 
 
 def test_what_only_makes_counting_worse_is_no_obstacle() -> None:
@@ -252,6 +291,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     uname = os.uname_result(("Linux", "node", GOOD.release, DYNAMIC, "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: uname)
     monkeypatch.setattr(support, "_PREEMPT_DEBUG", tmp_path / "sys/kernel/debug/sched/preempt")
+    monkeypatch.syspath_prepend(str(tmp_path / "python"))
     for module in (support, mounts):
         monkeypatch.setattr(module, "Path", lambda name: tmp_path / name.removeprefix("/"))
     return tmp_path
@@ -290,6 +330,17 @@ def test_facts_with_drm_built_in_or_absent(host: Path) -> None:
     (host / "sys/module/drm").rmdir()
     facts = read_facts()
     assert (facts.drm, facts.drm_btf) == (False, False)
+
+
+def test_facts_for_the_second_loader(host: Path) -> None:
+    (host / "python/bcc").mkdir(parents=True)
+    (host / "python/bcc/__init__.py").write_text("1 / 0\n")  # looked for, not imported
+    generated = host / f"lib/modules/{GOOD.release}/build/include/generated"
+    generated.mkdir(parents=True)
+    facts = read_facts()
+    assert (facts.bcc, facts.headers) == (True, False)
+    (generated / "autoconf.h").write_text("#define CONFIG_BPF 1\n")
+    assert read_facts().headers
 
 
 def test_facts_with_the_configuration_in_the_kernel(host: Path) -> None:

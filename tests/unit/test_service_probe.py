@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import attach, clients
+from kubenpu.kernel import attach, bcc_loader, clients
 from kubenpu.kernel.attach import LoadRequest, Target
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS, Hook
 from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
@@ -74,7 +74,7 @@ class Machine:
             raise self.refuse
         self.pin_counters(request)
         self.devices_known = [len(store.rules) for store in self.stores]
-        return replace(KPROBE, hook=request.hook.name, since_ns=request.since_ns)
+        return replace(KPROBE, hook=request.hook.name, since_ns=request.since_ns, loader=request.loader)
 
     def make_maps(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> None:
         self.pin_counters(request)
@@ -199,6 +199,7 @@ def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> 
         ("reload",),
         ("load", "--mechanism", "magic"),
         ("load", "--mechanism", "uprobe"),
+        ("load", "--loader", "libbpf"),
         ("status", "--mechanism", "auto"),
     ],
 )
@@ -256,6 +257,28 @@ def test_load_of_one_mechanism(
     (request,) = machine.requests
     assert (request.mechanisms, request.target) == (mechanisms, target)
     assert request.object_path == Path("/tmp/other/drm_ioctl.bpf.o")
+
+
+@pytest.mark.parametrize(
+    ("btf", "arguments", "loader"),
+    [(True, (), "core"), (False, (), "bcc"), (True, ("--loader", "bcc"), "bcc"), (True, ("--loader", "core"), "core")],
+)
+def test_load_by_the_loader_that_is_needed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, btf: bool, arguments: tuple[str, ...], loader: str
+) -> None:
+    """bcc is asked once, for both hooks."""
+    asked = []
+
+    def write_layout(path: Path, run_directory: Path, _messages: object) -> Path:
+        asked.append((path.name, run_directory))
+        return run_directory / "kernel.btf"
+
+    monkeypatch.setattr(bcc_loader, "write_layout", write_layout)
+    machine.facts = replace(GOOD, btf=btf, bcc=True, headers=True)
+    assert machine.probe("load", *arguments) == 0
+    assert asked == ([("drm_ioctl.bpf.o", machine.run_directory)] if loader == "bcc" else [])
+    assert [request.loader for request in machine.requests] == [loader]
+    assert {hook.loader for hook in read_state(machine.run_directory)[0]} == {loader}
 
 
 def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Machine) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "guests(*names): the guests a case is for; without it, all of them")
+    config.addinivalue_line("markers", "guests(*names): the guests a case is for; without it, all of this machine")
+    config.addinivalue_line("markers", "every_machine: in the guests of other machines, too")
     config.addinivalue_line("markers", "deadline(seconds): how long a case may take in a guest; 180 without it")
     if "KUBENPU_VM_GUEST" in os.environ:
         from tests.vm.guest import reporting

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pytest plugin on the host: every case below cases/ becomes one item per guest; each guest boots once for all of its.
 
-`pytest tests/vm` runs all; `-k`, node ids and -x work as usual; KUBENPU_VM_GUESTS=trixie,bookworm chooses guests.
+`pytest tests/vm` runs all; `-k`, node ids and -x work as usual; KUBENPU_VM_GUESTS=trixie,bookworm chooses guests, and
+those of another machine run only when they are chosen.
 A guest gets exactly the selected cases, and two run at a time; an item passes when the guest said so.
 A case that is skipped inside a guest, or about which the guest said nothing, has failed; so has the whole run when a
 guest ended badly or its kernel complained.
@@ -51,15 +52,18 @@ RUNS = pytest.StashKey[dict[str, GuestRun]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[RUNS] = {}
-    names = [name for name in os.environ.get("KUBENPU_VM_GUESTS", "").split(",") if name] or list(image.read_recipes())
+    ours = [recipe.name for recipe in image.read_recipes().values() if recipe.machine == image.MACHINE]
+    names = [name for name in os.environ.get("KUBENPU_VM_GUESTS", "").split(",") if name] or ours
     cases = [item for item in items if CASES in item.path.parents]
     others = [item for item in items if CASES not in item.path.parents]
     items[:] = others + [_in_guest(case, name) for name in names for case in cases if name in _guests_of(case, names)]
 
 
 def _guests_of(case: pytest.Item, names: Sequence[str]) -> Sequence[str]:
-    marker = case.get_closest_marker("guests")
-    return marker.args if marker else names
+    marker, recipes = case.get_closest_marker("guests"), image.read_recipes()
+    mine = marker.args if marker else [name for name in names if recipes[name].machine == image.MACHINE]
+    others = [name for name in names if recipes[name].machine != image.MACHINE]
+    return [*mine, *others] if case.get_closest_marker("every_machine") else mine
 
 
 def _in_guest(case: pytest.Item, guest: str) -> GuestCase:

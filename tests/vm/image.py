@@ -4,7 +4,8 @@
 Owns the cache directory (KUBENPU_VM_CACHE, else /var/cache/kubenpu-vm). An image is a directory named after the guest
 and the hash of its recipe and of the code that builds it: `root.img` (ext4), `vmlinuz`, `initrd.img` and `kernel`
 (its release). It is complete or absent; images of older recipes of the same guest are removed. The test module
-(module/) is compiled inside for the image's kernel: `modprobe fakeaccel`. Needs root, mmdebstrap and mke2fs. Refuses
+(module/) is compiled inside for the image's kernel: `modprobe fakeaccel`. An image of another machine is unpacked,
+takes its configuration from one of this, and has no test module. Needs root, mmdebstrap, mke2fs and debugfs. Refuses
 to touch a booted image: guests run on snapshots of it.
 """
 
@@ -31,6 +32,9 @@ RECIPES = Path(__file__).with_name("images.toml")
 MODULE = Path(__file__).with_name("module")
 JOB_UNIT = "kubenpu-job.service"
 FREE_BYTES = 2 << 30
+MACHINE = "x86_64"  # of guests that do not say
+DEBIAN_NAMES = {"aarch64": "arm64"}
+MERGE_USR = "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr"
 
 # Runs the job that the host left in the share; the machine is off when it ends, however it ends.
 JOB_UNIT_TEXT = """\
@@ -78,6 +82,8 @@ class Recipe:
     packages: tuple[str, ...]
     exclude: tuple[str, ...]
     mask: tuple[str, ...]
+    machine: str
+    configuration_of: str | None
 
     @property
     def digest(self) -> str:
@@ -92,6 +98,7 @@ class Image:
     """A finished image on disk. `build_seconds` is None when it came from the cache."""
 
     name: str
+    machine: str
     root: Path
     kernel: Path
     initrd: Path
@@ -108,9 +115,15 @@ def read_recipes() -> dict[str, Recipe]:
             serial=data["serial"],
             suite=guest["suite"],
             more_suites=tuple(guest["more_suites"]),
-            packages=(*data["packages"], *guest["packages"]),
+            packages=(
+                *data["packages"],
+                *data["for_unpacked" if "configuration_of" in guest else "for_installed"],
+                *guest["packages"],
+            ),
             exclude=tuple(data["exclude"]),
             mask=tuple(data["mask"]),
+            machine=guest.get("machine", MACHINE),
+            configuration_of=guest.get("configuration_of"),
         )
         for name, guest in data["guest"].items()
     }
@@ -132,6 +145,7 @@ def ensure(name: str) -> Image:
             _remove_older(cache, name, keep=target)
     return Image(
         name=name,
+        machine=recipe.machine,
         root=target / "root.img",
         kernel=target / "vmlinuz",
         initrd=target / "initrd.img",
@@ -157,22 +171,35 @@ def _build(recipe: Recipe, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{recipe.name}-", dir=target.parent) as scratch:
         root, done = Path(scratch, "root"), Path(scratch, "image")
         done.mkdir()
-        _bootstrap(recipe, root)
+        if recipe.configuration_of is None:
+            _bootstrap(recipe, root, "minbase", [f"--customize-hook={hook}" for hook in MODULE_HOOKS])
+        else:
+            _bootstrap(recipe, root, "extract", [f"--architectures={DEBIAN_NAMES[recipe.machine]}", MERGE_USR])
+            _take_configuration(ensure(recipe.configuration_of), root)
         _configure(recipe, root)
         _extract_kernel(root, Path(scratch), done)
         _make_file_system(root, done / "root.img")
         done.rename(target)
 
 
-def _bootstrap(recipe: Recipe, root: Path) -> None:
+def _bootstrap(recipe: Recipe, root: Path, variant: str, options: list[str]) -> None:
     sources = [f"deb {recipe.mirror} {suite} main" for suite in (recipe.suite, *recipe.more_suites)]
-    command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(recipe.packages)}"]
+    command = ["mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", f"--include={','.join(recipe.packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude]
-    command += ["--aptopt=Acquire::Languages none"]
-    command += [f"--customize-hook={hook}" for hook in MODULE_HOOKS]
+    command += ["--aptopt=Acquire::Languages none", *options]
     command += [recipe.suite, str(root), *sources]
     # INITRD=No: the kernel package then makes no initramfs; ours is smaller and boots faster.
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "INITRD": "No"})
+
+
+def _take_configuration(source: Image, root: Path) -> None:
+    """What maintainer scripts would have made: /etc as they left it in another image, /mnt, and the list of modules."""
+    shutil.rmtree(root / "etc")
+    (root / "mnt").mkdir(exist_ok=True)
+    subprocess.run(["debugfs", "-R", f"rdump /etc {root}", source.root], check=True, capture_output=True)
+    (root / "etc/ld.so.cache").unlink()
+    (kernel,) = (root / "boot").glob("vmlinuz-*")
+    subprocess.run(["depmod", "-b", root, kernel.name.removeprefix("vmlinuz-")], check=True)
 
 
 def _configure(recipe: Recipe, root: Path) -> None:
@@ -180,7 +207,7 @@ def _configure(recipe: Recipe, root: Path) -> None:
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost {recipe.name}\n")
     (root / "etc/fstab").write_text("")
     journal = root / "etc/systemd/journald.conf.d/kubenpu.conf"
-    journal.parent.mkdir(parents=True)
+    journal.parent.mkdir(parents=True, exist_ok=True)
     journal.write_text("[Journal]\nStorage=volatile\nRateLimitBurst=0\n")
     units = root / "etc/systemd/system"
     (units / JOB_UNIT).write_text(JOB_UNIT_TEXT)
@@ -189,7 +216,7 @@ def _configure(recipe: Recipe, root: Path) -> None:
     (units / "kubenpu-rig.target").write_text(f"[Unit]\nRequires=multi-user.target\nWants={JOB_UNIT}\n")
     (units / "default.target").unlink(missing_ok=True)
     (units / "default.target").symlink_to("kubenpu-rig.target")
-    (units / "multi-user.target.wants/containerd.service").unlink()
+    (units / "multi-user.target.wants/containerd.service").unlink(missing_ok=True)
     for stamp in ("etc/.updated", "var/.updated"):  # newer than /usr: no first-boot updates
         (root / stamp).touch()
     for unit in recipe.mask:

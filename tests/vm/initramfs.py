@@ -45,7 +45,7 @@ def write_initramfs(root: Path, release: str, scratch: Path, target: Path) -> No
     for name in ("busybox", "init"):
         (scratch / name).chmod(0o755)
     listing = "\n".join(str(path.relative_to(scratch)) for path in sorted(scratch.rglob("*"))) + "\n"
-    command = [str(scratch / "busybox"), "cpio", "-o", "-H", "newc", "-F", str(target)]
+    command = ["cpio", "-o", "-H", "newc", "-F", str(target)]
     subprocess.run(command, check=True, cwd=scratch, input=listing, text=True, stderr=subprocess.DEVNULL)
 
 

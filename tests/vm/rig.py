@@ -28,20 +28,37 @@ from typing import IO, Self
 
 from tests.vm import image, stage
 
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What differs between machines."""
+
+    board: str
+    cpu: str
+    console: str
+    install: str
+
+
 TREE = Path(__file__).resolve().parents[2]
 RUNS = TREE / "build/vm"
 DEADLINE_SECONDS = 2400.0
 GUESTS_AT_ONCE = 2
 PATIENCE_SECONDS = 1.0
 SPARE_PCI_SLOTS = (8, 9)  # devices that the test module pretends to drive
-KERNEL_ARGS = ("root=/dev/vda", "rw", "console=ttyS0", "quiet", "panic=-1", "mitigations=off", "random.trust_cpu=on")
+KERNEL_ARGS = ("root=/dev/vda", "rw", "quiet", "panic=-1", "mitigations=off", "random.trust_cpu=on")
+# By machine: QEMU's board and processor (pointer authentication as in hardware is six times slower), the console, and
+# what installs the product: dpkg knows of no package that was only unpacked.
+HARDWARE = {
+    "x86_64": Hardware("pc", "max", "ttyS0", "dpkg -i"),
+    "aarch64": Hardware("virt", "max,pauth-impdef=on", "ttyAMA0", "dpkg -i --force-depends"),
+}
 
 JOB = """\
 cat /proc/uptime >/mnt/started
 tar -C / --keep-directory-symlink -xf /dev/vdb
 cd {directory}
 rc=0
-( dpkg -i packages/this/kubenpu_*.deb && . /mnt/command ) || rc=$?
+( {install} packages/this/kubenpu_*.deb && . /mnt/command ) || rc=$?
 journalctl -b -o short-monotonic --no-pager >/mnt/journal.txt
 echo $rc >/mnt/rc
 """
@@ -96,7 +113,8 @@ class Machine:
     def __init__(self, guest: image.Image, job: Job, share: Path, output: IO[bytes] | None = None) -> None:
         """Power on. `share` is an empty directory; the job's output goes to `output`, else to ours."""
         (share / "command").write_text(f"{job.command}\n")
-        (share / "job").write_text(JOB.format(directory=stage.GUEST_TREE))
+        install = HARDWARE[guest.machine].install
+        (share / "job").write_text(JOB.format(directory=stage.GUEST_TREE, install=install))
         self.share = share
         self._name = guest.name
         self._deadline_seconds = job.deadline_seconds
@@ -157,10 +175,11 @@ def _forward_stdin(sink: IO[bytes]) -> None:
 
 
 def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
+    hardware = HARDWARE[guest.machine]
     options = {
-        "machine": "pc",
+        "machine": hardware.board,
         "accel": "tcg,thread=multi",
-        "cpu": "max",
+        "cpu": hardware.cpu,
         "smp": "2",
         "m": "3072",
         "display": "none",
@@ -169,7 +188,7 @@ def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
         "serial": f"file:{share}/serial.log",
         "kernel": str(guest.kernel),
         "initrd": str(guest.initrd),
-        "append": " ".join((*KERNEL_ARGS, *job.kernel_args)),
+        "append": " ".join((f"console={hardware.console}", *KERNEL_ARGS, *job.kernel_args)),
         "fsdev": f"local,id=share,path={share},security_model=none",
     }
     repeated = [
@@ -183,7 +202,7 @@ def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
         ("chardev", "stdio,id=job,signal=off"),
         ("device", "virtserialport,chardev=job,name=job"),
     ]
-    words = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"]
+    words = [f"qemu-system-{guest.machine}", "-nodefaults", "-no-user-config", "-no-reboot"]
     for option, value in (*options.items(), *repeated):
         words += [f"-{option}", value]
     return words
@@ -200,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("needs root: images are made of files that belong to root")
     guest = image.ensure(options.guest)
     with machine_lock(), tempfile.TemporaryDirectory() as scratch:
-        payload = stage.make_payload(Path(scratch))
+        payload = stage.make_payload(Path(scratch), guest.machine)
         share = fresh_share(guest.name)
         job = Job(" ".join(options.command), payload, tuple(options.kernel_arg), options.deadline)
         with Machine(guest, job, share) as machine:

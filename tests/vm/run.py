@@ -93,7 +93,7 @@ class GuestRun:
         self._share = rig.fresh_share(self.guest)
         output = stack.enter_context((self._share / "output.log").open("wb"))
         with PREPARING:
-            payload = stage.make_payload(scratch)
+            payload = stage.make_payload(scratch, self._image.machine)
         job = rig.Job(COMMAND.format(guest=self.guest, cases=shlex.join(self._cases)), payload)
         self.summary = f"{self._image.kernel_release}, did not come to its end"
         return stack.enter_context(rig.Machine(self._image, job, self._share, output))

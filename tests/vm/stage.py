@@ -18,16 +18,17 @@ TREE = Path(__file__).resolve().parents[2]
 GUEST_TREE = "/opt/kubenpu"
 WORKLOAD = "bin/workload"
 PACKAGES = "packages"
+COMPILERS = {"x86_64": "gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 
 
-def make_payload(scratch: Path) -> Path:
-    """Build the tar file inside `scratch`, an empty directory that the caller removes."""
+def make_payload(scratch: Path, machine: str) -> Path:
+    """Build the tar file inside `scratch`, an empty directory that the caller removes, for a guest of this machine."""
     root, payload = scratch / "stage", scratch / "stage.tar"
     tree = root / GUEST_TREE.lstrip("/")
     tree.mkdir(parents=True)
     shutil.copytree(packages.ensure(), tree / PACKAGES)
     _copy_tests(tree)
-    _build_workload(tree)
+    _build_workload(tree, COMPILERS[machine])
     _build_cri_stubs(tree)
     subprocess.run(["tar", "-C", root, "--owner=0", "--group=0", "-cf", payload, "."], check=True)
     return payload
@@ -37,11 +38,11 @@ def _copy_tests(tree: Path) -> None:
     shutil.copytree(TREE / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__", ".*"))
 
 
-def _build_workload(tree: Path) -> None:
+def _build_workload(tree: Path, compiler: str) -> None:
     (tree / "bin").mkdir()
     source = TREE / "tests/vm/guest/workload.c"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-    subprocess.run(["gcc", *flags, "-o", tree / WORKLOAD, source], check=True)
+    subprocess.run([compiler, *flags, "-o", tree / WORKLOAD, source], check=True)
 
 
 def _build_cri_stubs(tree: Path) -> None:

@@ -65,10 +65,12 @@ def _open_devices() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def counting(runtime: Runtime, virtio: drm.DrmDevice, vgem: drm.DrmDevice) -> Iterator[None]:
-    """KubeNPU's units, started once; every case finds both devices known and counting."""
-    from tests.vm.guest import service
+def counting(request: pytest.FixtureRequest, virtio: drm.DrmDevice, vgem: drm.DrmDevice) -> Iterator[None]:
+    """KubeNPU's units, started once; every case finds both devices known and counting. A runtime if there is one."""
+    from tests.vm.guest import containerd, service
 
+    if containerd.PROGRAM.exists():
+        request.getfixturevalue("runtime")
     service.compile_modules()
     service.start()
     wait.until("both devices", lambda: len(service.devices()) == 2)

@@ -22,6 +22,7 @@ VGEM_SCRIPT = "get_cap:10,create_dumb:20,map_dumb:30,vgem_fence:40"
 FLOOD = "getparam:1000000000"
 
 
+@pytest.mark.every_machine
 def test_the_best_mechanism_of_this_kernel_is_in_use() -> None:
     assert service.mechanism() == service.BEST_MECHANISM
     assert service.value("kubenpu_hook_up", hook="drm_ioctl", mechanism=service.BEST_MECHANISM) == 1
@@ -46,6 +47,7 @@ def test_two_containers_on_two_devices(runtime: Runtime, virtio: DrmDevice, vgem
     service.assert_conserved()
 
 
+@pytest.mark.every_machine
 def test_device_totals_are_counted_apart(virtio: DrmDevice) -> None:
     before = service.counted("kubenpu_device_ioctl_total", device=virtio.address)
     done = tally.run("--node", virtio.render, "--do", "getparam:500,resource_create:5")
@@ -54,6 +56,7 @@ def test_device_totals_are_counted_apart(virtio: DrmDevice) -> None:
     assert grown == service.by_kind(done.calls, VIRTIO_KINDS)
 
 
+@pytest.mark.every_machine
 def test_work_outside_pods_goes_to_its_unit(virtio: DrmDevice) -> None:
     command = ["systemd-run", "--wait", "--pipe", "-q", "--unit=render-farm", str(tally.WORKLOAD)]
     command += ["--node", virtio.render, "--do", "getparam:77,bad_close:3"]
@@ -105,11 +108,12 @@ def test_a_container_killed_in_the_middle(runtime: Runtime, virtio: DrmDevice, t
 
 
 # 6.1 knows kprobe.multi only for functions outside modules; 7.3 preempts, so fentry is refused.
-MULTI = pytest.param("kprobe.multi", marks=pytest.mark.guests("trixie", "trixie73"))
-FENTRY = pytest.param("fentry", marks=pytest.mark.guests("bookworm", "trixie"))
+MULTI = pytest.param("kprobe.multi", marks=pytest.mark.guests("trixie", "trixie73", "trixie-arm64"))
+KPROBE = pytest.param("kprobe", marks=pytest.mark.every_machine)
+FENTRY = pytest.param("fentry", marks=pytest.mark.guests("bookworm", "trixie", "trixie-arm64"))
 
 
-@pytest.mark.parametrize("mechanism", [MULTI, "kprobe", FENTRY])
+@pytest.mark.parametrize("mechanism", [MULTI, KPROBE, FENTRY])
 def test_every_mechanism_counts_the_same(virtio: DrmDevice, mechanism: str) -> None:
     """Every rung of the ladder, forced. Ends with the best one, as the next cases expect it."""
     service.probe("unload")

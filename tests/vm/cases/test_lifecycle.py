@@ -193,6 +193,7 @@ def _as_nobody(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.every_machine
 def test_doctor_finds_nothing_wrong() -> None:
     done = subprocess.run(["kubenpuctl", "doctor"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

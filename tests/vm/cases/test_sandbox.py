@@ -40,20 +40,12 @@ def _as_installed() -> None:
 @contextmanager
 def _tightened(unit: str, *lines: str) -> Iterator[str]:
     """The unit, restarted with these lines and without a second try, whether that works or not. Gives its journal."""
-    drop_in = Path(f"/run/systemd/system/{unit}.d/tightened.conf")
-    drop_in.parent.mkdir(parents=True)
-    drop_in.write_text("\n".join(["[Service]", "Restart=no", *lines, ""]))
-    try:
-        for command in ("daemon-reload", "reset-failed"):
-            service.systemctl(command)
+    with service.drop_in(unit, "Restart=no", *lines):
         if unit != PROBE:
             service.systemctl("start", PROBE)
         cursor = _journal("-n1", "--show-cursor").rpartition("-- cursor: ")[2].strip()
         subprocess.run(["systemctl", "restart", unit], check=False, capture_output=True)
         yield _journal("-u", unit, f"--after-cursor={cursor}")
-    finally:
-        drop_in.unlink()
-        drop_in.parent.rmdir()
 
 
 def _journal(*words: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.vm.guest import tally
 
+PROGRAM = Path("/usr/bin/containerd")
 SOCKET = Path("/run/containerd/containerd.sock")
 IMAGE = "kubenpu.test/workload:1"
 CRI = 'plugins."io.containerd.grpc.v1.cri"'

@@ -70,10 +70,12 @@ TIGHTENED = (
         "start operation timed out",
     ),
 )
-# What is missing then does not show in the journal: test_sandbox.py has a case of its own for each.
+# What is missing then does not show in the journal: test_sandbox.py has a case of its own for each, and
+# test_without_btf.py for the modules.
 SEEN_OTHERWISE = {
     (DAEMON, "ProtectHostname=yes"),
     (DAEMON, "PrivateNetwork=yes"),
     (CLIENTS, "CAP_SYS_PTRACE"),
     (CLIENTS, "PrivateUsers=yes"),
+    (PROBE, "ProtectKernelModules=yes"),
 }

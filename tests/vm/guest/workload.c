@@ -93,10 +93,12 @@ struct client {
 
 static bool compat;
 
-/* As a 32-bit program calls: the argument has to lie in the first 4 GiB. */
+/* As a 32-bit program calls, where one can: the argument has to lie in the first 4 GiB. */
 static long compat_ioctl(int fd, unsigned int cmd, void *arg)
 {
 	long result = -ENOSYS;
+
+	(void)fd, (void)cmd, (void)arg;
 #ifdef __x86_64__
 	__asm__ volatile("int $0x80" : "=a"(result) : "a"(54), "b"(fd), "c"(cmd), "d"(arg) : "memory");
 	result = (int)result;

@@ -195,7 +195,6 @@ def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
         ("reload",),
         ("load", "--mechanism", "magic"),
         ("load", "--mechanism", "uprobe"),
@@ -234,11 +233,6 @@ def test_without_the_list_of_clients_calls_are_counted_all_the_same(machine: Mac
     assert machine.probe("load") == 0
     assert "kubenpu-probe: clients: cannot load the BPF programs. Do this." in errors()
     assert len(machine.requests) == 1
-
-
-def test_a_simulated_node_has_no_list_of_clients(machine: Machine) -> None:
-    assert machine.probe("load", "--uprobe", "/bin/true:main") == 0
-    assert machine.iterators == []
 
 
 @pytest.mark.parametrize(
@@ -376,7 +370,7 @@ def test_a_hook_on_a_module_that_was_reloaded_is_taken_off_first(
 def test_a_uprobe_does_not_mind_what_drm_does(machine: Machine) -> None:
     write_state(machine.run_directory, (KPROBE,), None)
     assert machine.probe("load", "--uprobe", "/bin/work:f") == 0
-    assert machine.detached == ["file_ioctl"]
+    assert (machine.detached, machine.iterators) == (["file_ioctl"], [])
 
 
 def test_the_store_is_closed_when_rules_cannot_be_written(machine: Machine, errors: Errors) -> None:

@@ -7,12 +7,14 @@
 #ifndef KNPU_COUNT_BPF_H
 #define KNPU_COUNT_BPF_H
 
+#include "argument.bpf.h"
 #include "cgroup.bpf.h"
 
 /* One ioctl, as far as it is known when the body runs. */
 struct call {
 	__u32 rdev;	/* kernel's dev_t: major << 20 | minor */
 	__u32 cmd;
+	__u64 arg;
 	long ret;
 };
 
@@ -32,13 +34,6 @@ static __always_inline struct knpu_rule *rule_of(__u32 rdev, __u32 cmd)
 		index = KNPU_RULES;
 	rule = bpf_map_lookup_elem(&rules, &index);
 	return rule && rule->slot1 ? rule : NULL;
-}
-
-static __always_inline __u32 kind_of(struct knpu_rule *rule, __u32 cmd)
-{
-	__u32 kind = rule->kind[cmd & 0xff];
-
-	return kind < KNPU_KINDS ? kind : KNPU_KINDS - 1;
 }
 
 /* Counts a call of `kind` on device `slot` in its total and in the cell of the running task's cgroup.
@@ -61,11 +56,12 @@ static __always_inline struct knpu_cell *count_call(__u32 slot, __u32 kind, __u3
 }
 
 /* The second half: what the return value and the clock say. `cell` NULL: the call itself was declared lost. */
-static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cell *cell, long ret, __u64 wait_ns)
+static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cell *cell, long ret, __u64 wait_ns,
+					 __u64 work)
 {
 	struct knpu_totals *total;
 
-	if (ret >= 0 && !wait_ns)
+	if (ret >= 0 && !wait_ns && !work)
 		return;
 	total = total_of(slot);
 	if (!total || kind >= KNPU_KINDS)
@@ -74,12 +70,26 @@ static __always_inline void count_return(__u32 slot, __u32 kind, struct knpu_cel
 		__sync_fetch_and_add(&total->errors[kind], 1);
 		if (cell)
 			__sync_fetch_and_add(&cell->errors[kind], 1);
+	} else if (work) {
+		__sync_fetch_and_add(&total->work, work);
+		if (cell)
+			__sync_fetch_and_add(&cell->work, work);
 	}
 	if (wait_ns) {
 		__sync_fetch_and_add(&total->wait_ns, wait_ns);
 		if (cell)
 			__sync_fetch_and_add(&cell->wait_ns, wait_ns);
 	}
+}
+
+/* What the begin of a call leaves for its end. */
+static __always_inline void note(struct knpu_in_flight *f, const struct meaning *m, __u32 cell)
+{
+	f->cell = cell;
+	f->slot1 = m->slot + 1;
+	f->kind = m->kind;
+	f->pending = 1;
+	f->start_or_work = m->kind == KNPU_KIND_WAIT ? bpf_ktime_get_ns() : m->work;
 }
 
 /* What the running thread left open when it entered a driver; NULL when there is nothing, or no memory to `make` it. */
@@ -108,38 +118,61 @@ static __always_inline void nothing_in_flight(void)
 		bpf_map_delete_elem(&in_flight_by_thread, &thread);
 }
 
-/* Time since the enter side noted `start`, which is taken back; 0 and a declared loss when there is none. */
+/* Time since the begin that was noted, which is taken back; 0 and a declared loss when there is none. */
 static __always_inline __u64 wait_time(struct knpu_in_flight *f)
 {
-	__u64 start = f ? f->start_ns : 0;
+	__u64 start = f ? f->start_or_work : 0;
 
 	if (!start) {
 		lose(KNPU_LOST_WAIT_UNTIMED);
 		return 0;
 	}
-	f->start_ns = 0;
+	f->start_or_work = 0;
 	return bpf_ktime_get_ns() - start;
 }
 
-/* fentry: waits need a start time, nothing else does. */
-static __always_inline void begin_wait(__u32 rdev, __u32 cmd)
+/* fentry: what the end of a call cannot tell: when a wait began, and what an argument said before the driver had it. */
+static __always_inline void note_begin(const struct call *c)
 {
-	struct knpu_rule *rule = rule_of(rdev, cmd);
+	struct knpu_rule *rule = rule_of(c->rdev, c->cmd);
 	struct knpu_in_flight *f;
+	struct meaning m = {};
 
-	if (!rule || kind_of(rule, cmd) != KNPU_KIND_WAIT)
+	if (!rule)
 		return;
+	m.kind = rule->kind[c->cmd & 0xff];
+	if (m.kind != KNPU_KIND_WAIT && !has_argument(m.kind))
+		return;
+	m.slot = rule->slot1 - 1;
+	if (has_argument(m.kind))
+		consult(&m, rule->kind, rule->first, c->cmd, c->arg);
 	f = in_flight_here(1);
 	if (f)
-		f->start_ns = bpf_ktime_get_ns();
+		note(f, &m, 0);
+}
+
+/* What note_begin() found; where nothing is noted, the number alone decides, and that is declared. */
+static __noinline int recall(struct meaning *m, struct knpu_in_flight *f)
+{
+	if (!f) {
+		m->kind = plain_kind(m->kind);
+		lose(KNPU_LOST_ARGUMENT_UNREAD);
+		return 0;
+	}
+	m->slot = f->slot1 - 1;
+	m->kind = f->kind;
+	m->work = m->kind == KNPU_KIND_WAIT ? 0 : f->start_or_work;
+	return 0;
 }
 
 /* fexit: the whole call at once. */
 static __always_inline void count_whole(const struct call *c)
 {
 	struct knpu_rule *rule = rule_of(c->rdev, c->cmd);
+	struct knpu_in_flight *f = NULL;
+	struct meaning m = {};
 	struct knpu_cell *cell;
-	__u32 kind, slot, index = 0;
+	__u32 slot, kind, index = 0;
 	__u64 wait_ns = 0;
 
 	if (!rule) {
@@ -147,42 +180,50 @@ static __always_inline void count_whole(const struct call *c)
 			lose(KNPU_LOST_DEVICE_UNKNOWN);
 		return;
 	}
-	kind = kind_of(rule, c->cmd);
-	slot = rule->slot1 - 1;
+	m.slot = rule->slot1 - 1;
+	m.kind = rule->kind[c->cmd & 0xff];
+	if (m.kind == KNPU_KIND_WAIT || has_argument(m.kind))
+		f = in_flight_here(0);
+	if (f && !f->pending)
+		f = NULL;	/* left by an earlier call */
+	if (has_argument(m.kind))
+		recall(&m, f);
+	slot = m.slot;
+	kind = m.kind;
 	cell = count_call(slot, kind, &index);
-	if (kind == KNPU_KIND_WAIT) {
-		wait_ns = wait_time(in_flight_here(0));
+	if (kind == KNPU_KIND_WAIT)
+		wait_ns = wait_time(f);
+	if (f) {
+		f->pending = 0;
 		nothing_in_flight();
 	}
-	count_return(slot, kind, cell, c->ret, wait_ns);
+	count_return(slot, kind, cell, c->ret, wait_ns, m.work);
 }
 
 /* kprobe: the call is counted when it begins, because a return can be missed. */
-static __always_inline void count_begin(__u32 rdev, __u32 cmd)
+static __always_inline void count_begin(const struct call *c)
 {
-	struct knpu_rule *rule = rule_of(rdev, cmd);
+	struct knpu_rule *rule = rule_of(c->rdev, c->cmd);
 	struct knpu_in_flight *f;
-	__u32 kind, slot, index = 0;
+	struct meaning m = {};
+	__u32 index = 0;
 
 	if (!rule) {
-		if (((cmd >> 8) & 0xff) == 'd')
+		if (((c->cmd >> 8) & 0xff) == 'd')
 			lose(KNPU_LOST_DEVICE_UNKNOWN);
 		return;
 	}
-	kind = kind_of(rule, cmd);
-	slot = rule->slot1 - 1;
-	if (!count_call(slot, kind, &index))
+	m.slot = rule->slot1 - 1;
+	m.kind = rule->kind[c->cmd & 0xff];
+	if (has_argument(m.kind))
+		consult(&m, rule->kind, rule->first, c->cmd, c->arg);
+	if (!count_call(m.slot, m.kind, &index))
 		index = 0;
 	f = in_flight_here(1);
 	if (!f || f->pending)
 		lose(KNPU_LOST_EXIT_MISSED);
-	if (!f)
-		return;
-	f->cell = index;
-	f->slot1 = slot + 1;
-	f->kind = kind;
-	f->pending = 1;
-	f->start_ns = kind == KNPU_KIND_WAIT ? bpf_ktime_get_ns() : 0;
+	if (f)
+		note(f, &m, index);
 }
 
 /* kretprobe: what count_begin() left open. */
@@ -190,7 +231,7 @@ static __always_inline void count_end(long ret)
 {
 	struct knpu_in_flight *f = in_flight_here(0);
 	struct knpu_cell *cell = NULL;
-	__u64 wait_ns = 0;
+	__u64 wait_ns = 0, work = 0;
 	__u32 index;
 
 	if (!f || !f->pending)
@@ -201,7 +242,9 @@ static __always_inline void count_end(long ret)
 		cell = bpf_map_lookup_elem(&cells, &index);
 	if (f->kind == KNPU_KIND_WAIT)
 		wait_ns = wait_time(f);
-	count_return(f->slot1 - 1, f->kind, cell, ret, wait_ns);
+	else
+		work = f->start_or_work;
+	count_return(f->slot1 - 1, f->kind, cell, ret, wait_ns, work);
 	nothing_in_flight();
 }
 

@@ -4,7 +4,7 @@
  *
  * Hook -> question
  *   fexit drm_ioctl            one call that returned: count, error, time of a wait   (preferred)
- *   fentry drm_ioctl           when a wait began
+ *   fentry drm_ioctl           when a wait began, and what an argument says: drivers write their answer over it
  *   kprobe, kretprobe          the same in two halves, where fentry cannot attach or the kernel preempts programs
  *   uprobe, uretprobe          the same on a user-space function: the simulated node and the tests
  * Cost: see `make bench`; about 20 ns a counted call on 6.2 and later, one array look-up for a call without a rule.
@@ -46,7 +46,9 @@ int fentry_hook(__u64 *ctx)
 SEC("fentry/drm_ioctl")
 int BPF_PROG(fentry_body, struct file *file, unsigned int cmd, unsigned long arg)
 {
-	begin_wait(file->f_inode->i_rdev, cmd);
+	struct call c = { .rdev = file->f_inode->i_rdev, .cmd = cmd, .arg = arg };
+
+	note_begin(&c);
 	return 0;
 }
 
@@ -59,7 +61,7 @@ int fexit_hook(__u64 *ctx)
 SEC("fexit/drm_ioctl")
 int BPF_PROG(fexit_body, struct file *file, unsigned int cmd, unsigned long arg, long ret)
 {
-	struct call c = { .rdev = file->f_inode->i_rdev, .cmd = cmd, .ret = ret };
+	struct call c = { .rdev = file->f_inode->i_rdev, .cmd = cmd, .arg = arg, .ret = ret };
 
 	count_whole(&c);
 	return 0;
@@ -75,9 +77,10 @@ SEC("kprobe/drm_ioctl")
 int kprobe_body(struct pt_regs *ctx)
 {
 	struct file *file = (struct file *)PT_REGS_PARM1(ctx);
-	__u32 rdev = BPF_CORE_READ(file, f_inode, i_rdev);
+	struct call c = { .cmd = PT_REGS_PARM2(ctx), .arg = PT_REGS_PARM3(ctx) };
 
-	count_begin(rdev, PT_REGS_PARM2(ctx));
+	c.rdev = BPF_CORE_READ(file, f_inode, i_rdev);
+	count_begin(&c);
 	return 0;
 }
 
@@ -94,11 +97,13 @@ int kretprobe_body(struct pt_regs *ctx)
 	return 0;
 }
 
-/* The hooked function is int f(unsigned int rdev, unsigned int cmd, ...), rdev as in the kernel. */
+/* The hooked function is int f(unsigned int rdev, unsigned int cmd, void *arg, ...), rdev as in the kernel. */
 SEC("uprobe")
 int uprobe_body(struct pt_regs *ctx)
 {
-	count_begin(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx));
+	struct call c = { .rdev = PT_REGS_PARM1(ctx), .cmd = PT_REGS_PARM2(ctx), .arg = PT_REGS_PARM3(ctx) };
+
+	count_begin(&c);
 	return 0;
 }
 
@@ -125,9 +130,9 @@ int uretprobe_hook(struct pt_regs *ctx)
 SEC("raw_tp")
 int run_body(struct bpf_raw_tracepoint_args *ctx)
 {
-	struct call c = { .rdev = ctx->args[0], .cmd = ctx->args[1], .ret = ctx->args[2] };
+	struct call c = { .rdev = ctx->args[0], .cmd = ctx->args[1], .arg = ctx->args[2], .ret = ctx->args[3] };
 
-	begin_wait(c.rdev, c.cmd);
+	note_begin(&c);
 	count_whole(&c);
 	return 0;
 }

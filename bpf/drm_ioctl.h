@@ -22,6 +22,11 @@
 #define KNPU_PATH_MAX 2048
 #define KNPU_PATH_LEVELS 24	/* levels below the root that are recorded */
 #define KNPU_NAME_MAX 256	/* NAME_MAX and the NUL */
+#define KNPU_ARGUMENTS 256
+#define KNPU_VALUES 64
+#define KNPU_NO_RESULT 255
+#define KNPU_KIND_BITS 3
+#define KNPU_WORK_MAX 65535	/* work of one call; a process that claims more is not believed */
 
 /* Calls of a known device that no cell could take; index of knpu_totals.lost. */
 enum knpu_device_loss {
@@ -37,14 +42,38 @@ enum knpu_loss {
 	KNPU_LOST_EXIT_MISSED,		/* kprobe only: a call whose return was not seen: its error is unknown */
 	KNPU_LOST_IDENTITY,		/* no room to record the names of a cgroup */
 	KNPU_LOST_NO_BODY,		/* the hook fired while no program was installed behind it */
+	KNPU_LOST_ARGUMENT_UNREAD,	/* an argument could not be read: counted as what the number alone says */
 	KNPU_LOSSES,
 };
 
-/* rules[minor], rules[KNPU_DRM_MINORS + accel minor]. Written by user space only. */
+/* rules[minor], rules[KNPU_DRM_MINORS + accel minor]. Written by user space only.
+ * A byte of kind[] is the kind, and above its KNPU_KIND_BITS which argument has more to say: 1 for the one at `first`. */
 struct knpu_rule {
 	__u32 slot1;		/* device slot + 1; 0: no rule */
-	__u32 pad;
+	__u32 first;		/* place in arguments[] */
 	__u8 kind[256];		/* by ioctl number */
+};
+
+/* What a number inside the argument of a call says. */
+enum knpu_meaning {
+	KNPU_SAYS_KIND,		/* the kind, by its result */
+	KNPU_SAYS_SLOT,		/* the device slot, by its result */
+	KNPU_SAYS_WORK,		/* how much work the call hands over */
+	KNPU_SAYS_CALL,		/* the number of another call, whose size and argument stand beside it */
+};
+
+/* arguments[]: `width` bytes at `offset` of an argument of at least `size` bytes. Written by user space only. */
+struct knpu_argument {
+	__u16 says;
+	__u16 width;
+	__u16 size;
+	__u16 offset;
+	__u16 length;		/* KNPU_SAYS_CALL: where the 4 bytes of the size are, */
+	__u16 pointer;		/* and the 8 of the address */
+	__u32 pad;
+	__u64 mask;
+	__u64 value[KNPU_VALUES];	/* under the mask, ascending; the last one is repeated to the end */
+	__u8 result[KNPU_VALUES];	/* KNPU_NO_RESULT: none */
 };
 
 /* cells[0 .. KNPU_DEVICE_SLOTS-1]: departed totals per device slot, written by user space only.
@@ -58,7 +87,8 @@ struct knpu_cell {
 	__u64 first_ns;		/* CLOCK_BOOTTIME */
 	__u32 slot1;		/* device slot + 1; 0: the claim is not finished */
 	__u32 pad;
-	__u64 reserved[6];
+	__u64 work;		/* handed over by calls that say how much, and returned well */
+	__u64 reserved[5];
 };
 
 /* totals[device slot * CPUs + CPU]. Counted before anything else, hence independent of the cells. Whole cache lines,
@@ -69,13 +99,14 @@ struct knpu_totals {
 	__u64 errors[KNPU_KINDS];
 	__u64 wait_ns;
 	__u64 lost[KNPU_DEVICE_LOSSES];
-	__u64 reserved[7];
+	__u64 work;
+	__u64 reserved[6];
 };
 
 /* losses[CPU] */
 struct knpu_losses {
 	__u64 count[KNPU_LOSSES];
-	__u64 reserved[3];
+	__u64 reserved[2];
 };
 
 /* Which cell counts for a cgroup on each device; local storage of the cgroup, or a hash by cgroup id. */
@@ -94,9 +125,9 @@ struct knpu_cgroup {
 	__u8 path[KNPU_PATH_MAX];
 };
 
-/* in_flight: local storage of a task inside the hooked function. */
+/* in_flight: local storage of a task inside the hooked function: what only the begin of the call tells. */
 struct knpu_in_flight {
-	__u64 start_ns;
+	__u64 start_or_work;	/* of a wait when it began, of others their work */
 	__u32 cell;
 	__u16 slot1;
 	__u8 kind;
@@ -110,10 +141,10 @@ struct knpu_alloc {
 	__u32 pad;
 };
 
-/* slots[device slot]: which device a slot stands for. Written and read by user space only. */
+/* slots[device slot]: which device a slot stands for. Written and read by user space, but for node.bpf.h's mark(). */
 struct knpu_slot {
 	__u64 since_ns;
-	__u32 hooks;		/* those that a rule was written for since boot, a bit each */
+	__u32 hooks;		/* those that count for it, or a rule was written for, since boot: a bit each */
 	__u32 pad;
 	__u8 address[112];
 };
@@ -128,6 +159,7 @@ struct knpu_journal {
 };
 
 _Static_assert(sizeof(struct knpu_rule) == 264, "rule");
+_Static_assert(sizeof(struct knpu_argument) == 600, "argument");
 _Static_assert(sizeof(struct knpu_cell) == 192, "cell");
 _Static_assert(sizeof(struct knpu_totals) == 192, "totals");
 _Static_assert(sizeof(struct knpu_losses) == 64, "losses");

@@ -12,6 +12,8 @@
  * ns for other files, about 30 ns a counted call.
  * Fails towards "declared lost", as drm_ioctl does; a minor without a rule counts as unknown where its major has
  * accelerators only.
+ * Arguments are read before the driver has them, from memory of the process, which may change them meanwhile; see
+ * argument.bpf.h.
  * Blind: what becomes of the call, hence no errors and no waiting time. Files without a device number, but for those of
  * VFIO (vfio.bpf.h). Calls that a later security module refuses (fentry, kprobe: all of them). io_uring commands.
  *
@@ -40,12 +42,12 @@ static __always_inline int compat(void *ctx)
 	return 0;
 }
 
-static __always_inline int count_file(struct file *file, __u32 cmd)
+static __always_inline int count_file(struct file *file, __u32 cmd, unsigned long arg)
 {
 	struct inode *inode = file->f_inode;
 
 	if ((inode->i_mode & S_IFMT) == S_IFCHR)
-		count_node(inode->i_rdev, cmd);
+		count_node(inode->i_rdev, cmd, arg);
 	else if (knpu_capture_names && is_of_vfio(cmd))
 		count_vfio(file);
 	return 0;
@@ -57,7 +59,7 @@ static __always_inline int count_registers(struct pt_regs *ctx)
 	struct inode *inode = BPF_CORE_READ(file, f_inode);
 
 	if ((BPF_CORE_READ(inode, i_mode) & S_IFMT) == S_IFCHR)
-		count_node(BPF_CORE_READ(inode, i_rdev), PT_REGS_PARM2(ctx));
+		count_node(BPF_CORE_READ(inode, i_rdev), PT_REGS_PARM2(ctx), PT_REGS_PARM3(ctx));
 	else if (is_of_vfio(PT_REGS_PARM2(ctx)))
 		count_vfio(file);
 	return 0;
@@ -66,7 +68,10 @@ static __always_inline int count_registers(struct pt_regs *ctx)
 /* One way to attach, both kinds of calls: the hook that is attached, and the body behind it. */
 #define TRACED(name, section, jump) \
 	SEC(section) int name##_hook(__u64 *ctx) { return jump(ctx); } \
-	SEC(section) int BPF_PROG(name##_body, struct file *file, unsigned int cmd) { return count_file(file, cmd); }
+	SEC(section) int BPF_PROG(name##_body, struct file *file, unsigned int cmd, unsigned long arg) \
+	{ \
+		return count_file(file, cmd, arg); \
+	}
 #define PROBED(name, section, jump) \
 	SEC(section) int name##_hook(struct pt_regs *ctx) { return jump(ctx); } \
 	SEC(section) int name##_body(struct pt_regs *ctx) { return count_registers(ctx); }
@@ -78,7 +83,7 @@ TRACED(fentry_compat, "fentry/security_file_ioctl_compat", compat)
 PROBED(kprobe, "kprobe/security_file_ioctl", enter)
 PROBED(kprobe_compat, "kprobe/security_file_ioctl_compat", compat)
 
-/* The hooked function is int f(unsigned int rdev, unsigned int cmd, ...), rdev as in the kernel. */
+/* The hooked function is int f(unsigned int rdev, unsigned int cmd, void *arg, ...), rdev as in the kernel. */
 SEC("uprobe")
 int uprobe_hook(struct pt_regs *ctx)
 {
@@ -88,15 +93,15 @@ int uprobe_hook(struct pt_regs *ctx)
 SEC("uprobe")
 int uprobe_body(struct pt_regs *ctx)
 {
-	count_node(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx));
+	count_node(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx), PT_REGS_PARM3(ctx));
 	return 0;
 }
 
-/* The body without a hook, for the self-test. */
+/* The body without a hook, for self-test and tests. */
 SEC("raw_tp")
 int run_body(struct bpf_raw_tracepoint_args *ctx)
 {
-	count_node(ctx->args[0], ctx->args[1]);
+	count_node(ctx->args[0], ctx->args[1], ctx->args[2]);
 	return 0;
 }
 

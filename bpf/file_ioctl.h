@@ -13,6 +13,7 @@
 #define KNPU_BLOCK_MINORS 1024	/* minors at or above are refused by user space */
 #define KNPU_TABLES 256
 #define KNPU_CHAIN 16		/* tables of one node */
+#define KNPU_HOOK 2		/* the bit of this hook in knpu_slot.hooks */
 
 /* majors[major]. Written by user space only, like all of this file; this and the next in one piece. */
 struct knpu_major {
@@ -26,12 +27,13 @@ struct knpu_node {
 	__u32 table1;	/* its first table + 1; 0: all calls are of kind other */
 };
 
-/* tables[]: commands whose upper 24 bits equal `value` under `mask`, by their low byte. Several make a chain. */
+/* tables[]: commands whose upper 24 bits equal `value` under `mask`, by their low byte. Several make a chain. `kind` and
+ * `first` as in knpu_rule. */
 struct knpu_table {
 	__u32 mask;
 	__u32 value;
 	__u32 next1;	/* the next one + 1, 0: none; a command in no table is of kind other */
-	__u32 pad;
+	__u32 first;
 	__u8 kind[256];
 };
 

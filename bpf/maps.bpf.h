@@ -31,6 +31,15 @@ struct {
 	__type(value, struct knpu_rule);
 } rules SEC(".maps");
 
+/* arguments: written by user space at discovery, read here. Full: user space refuses the rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KNPU_ARGUMENTS);
+	__type(key, __u32);
+	__type(value, struct knpu_argument);
+} arguments SEC(".maps");
+
 /* cells: claimed and added to here, read, merged and freed by user space. Full: KNPU_LOST_SLOTS_FULL. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

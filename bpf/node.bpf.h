@@ -61,6 +61,7 @@ static __always_inline int is_of_vfs(__u32 cmd)
 struct search {
 	__u32 cmd;
 	__u32 table1;
+	__u32 found;
 	__u32 kind;
 };
 
@@ -73,6 +74,7 @@ static long try_table(__u32 i, struct search *s)
 		return 1;
 	if (((s->cmd >> 8) & table->mask) == table->value) {
 		s->kind = table->kind[s->cmd & 0xff];
+		s->found = index;
 		return 1;
 	}
 	s->table1 = table->next1;
@@ -80,21 +82,38 @@ static long try_table(__u32 i, struct search *s)
 }
 
 /* Slow only in comparison: for calls of accelerators. */
-static __always_inline __u32 kind_by_tables(__u32 table1, __u32 cmd)
+static __always_inline void look_up(struct meaning *m, __u32 table1, __u32 cmd, __u64 arg)
 {
 	struct search s = { .cmd = cmd, .table1 = table1, .kind = KNPU_KINDS - 1 };
+	struct knpu_table *table;
 
 	if (try_table(0, &s) == 0)
 		bpf_loop(KNPU_CHAIN - 1, try_table, &s, 0);
-	return s.kind < KNPU_KINDS ? s.kind : KNPU_KINDS - 1;
+	m->kind = s.kind;
+	if (!has_argument(s.kind))
+		return;
+	table = bpf_map_lookup_elem(&tables, &s.found);
+	if (table)
+		consult(m, table->kind, table->first, cmd, arg);
+}
+
+/* A call counts for a device that this hook may have had no rule for: how it ends is not known, so of this device's calls
+ * it no longer is. Set at the first such call, as most GPUs that could be called through a common node never are. */
+static __always_inline void mark(__u32 slot)
+{
+	struct knpu_slot *s = bpf_map_lookup_elem(&slots, &slot);
+
+	if (s && !(s->hooks & KNPU_HOOK))
+		__sync_fetch_and_or(&s->hooks, KNPU_HOOK);
 }
 
 /* The whole program: one call of a character device, before its driver sees it. */
-static __always_inline void count_node(__u32 rdev, __u32 cmd)
+static __always_inline void count_node(__u32 rdev, __u32 cmd, __u64 arg)
 {
 	__u32 number = rdev >> 20, minor = rdev & 0xfffff, index = 0;
 	struct knpu_major *major = bpf_map_lookup_elem(&majors, &number);
 	struct knpu_node *node = NULL;
+	struct meaning m = {};
 
 	if (!major || !major->block1 || is_of_vfs(cmd))
 		return;
@@ -102,10 +121,15 @@ static __always_inline void count_node(__u32 rdev, __u32 cmd)
 		index = (major->block1 - 1) * KNPU_BLOCK_MINORS + minor;
 		node = bpf_map_lookup_elem(&nodes, &index);
 	}
-	if (node && node->slot1)
-		count_call(node->slot1 - 1, kind_by_tables(node->table1, cmd), &index);
-	else if (major->whole)
+	if (node && node->slot1) {
+		m.slot = node->slot1 - 1;
+		look_up(&m, node->table1, cmd, arg);
+		if (m.slot != node->slot1 - 1)
+			mark(m.slot);
+		count_call(m.slot, m.kind, &index);	/* no work: whether the driver took it is not known */
+	} else if (major->whole) {
 		lose(KNPU_LOST_DEVICE_UNKNOWN);
+	}
 }
 
 #endif

@@ -18,7 +18,7 @@ from kubenpu.model.device import WHATS, Argument, DriverTable, Interface, IoctlR
 
 _HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", "NOTE")
 _SEEN_HEADER = ("MEMORY", "WAITS", "DEVICE TIME", "DEVICE MEMORY")
-_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", *_SEEN_HEADER, "MATCHES", "SOURCE", "NOTE")
+_WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", *_SEEN_HEADER, "READS", "MATCHES", "SOURCE", "NOTE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting, DEVICE TIME and DEVICE "
         "MEMORY whether the driver tells them of its clients. The table drm is the "
         "DRM core's and applies to every DRM and accel device. Of drivers of subsystem char calls are counted, "
-        "and not how they end. The numbers are in --json."
+        "and not how they end. READS says what is read in the arguments of calls: their kind, the count of what they "
+        "submit, their gpu, or the call in an envelope. The numbers are in --json."
     )
     add_format_arguments(parser)
     add_tables_argument(parser)
@@ -64,7 +65,9 @@ def _wide_row(table: DriverTable) -> tuple[str | None, ...]:
         )
     ]
     seen = (table.visibility[what].value if what in table.visibility else None for what in WHATS[1:])
-    return *_cells(table), *seen, ",".join(dict.fromkeys(names)), table.source, table.visibility_note
+    reads = sorted({_decides(rule.argument) for _, _, rule in _calls(table) if rule.argument is not None})
+    matches = ",".join(dict.fromkeys(names))
+    return *_cells(table), *seen, ",".join(reads) or None, matches, table.source, table.visibility_note
 
 
 def _calls(table: DriverTable) -> Iterator[tuple[int, Release | None, IoctlRule]]:
@@ -80,6 +83,7 @@ def _to_json(table: DriverTable) -> dict[str, object]:
     return {
         "driver": table.name,
         "hardware": table.hardware,
+        **({"work": table.work} if table.work else {}),
         "subsystem": main.subsystem,
         "visibility": table.visibility["submit"].value,
         **{f"{what}_visibility": table.visibility[what].value for what in WHATS[1:] if what in table.visibility},
@@ -131,9 +135,14 @@ def _call_json(interface: int, release: Release | None, rule: IoctlRule) -> dict
     return document
 
 
+def _decides(argument: Argument) -> str:
+    """kind, count, gpu or envelope."""
+    return type(argument).__name__.removesuffix("Field").lower()
+
+
 def _argument_json(argument: Argument) -> dict[str, object]:
-    """Its members, and what it decides: kind, count, gpu or envelope."""
-    document: dict[str, object] = {"decides": type(argument).__name__.removesuffix("Field").lower()}
+    """Its members, and what it decides."""
+    document: dict[str, object] = {"decides": _decides(argument)}
     document |= {field.name: getattr(argument, field.name) for field in fields(argument)}
     if isinstance(argument, KindField):
         document["kinds"] = {str(value): kind.label for value, kind in argument.kinds.items()}

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a driver table may say about the argument of a call: one [argument.NAME] in, a field or a ConfigError out.
 
-Pure. Everything is bounded, because a kernel program will read these places in memory that a process chose.
+Pure. Everything is bounded, because a kernel program reads these places in memory that a process chose.
 """
 
 from __future__ import annotations
-
-import re
 
 from kubenpu.devices.section import Section
 from kubenpu.model.device import Argument, CountField, Envelope, GpuField, KindField
@@ -15,9 +13,9 @@ from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
 # The size of an argument has 14 bits in a command.
 MAX_ARGUMENT_BYTES = (1 << 14) - 1
 MAX_VALUES = 32
-UNITS = ("jobs", "buffers", "chunks")
+MAX_ARGUMENTS = 31  # of one interface: what kubenpu/kernel/arguments.py can hold of one table
+GPU_KEYS = ("gpu_id",)
 _WIDTHS = (1, 2, 4, 8)
-_KEY = re.compile(r"[a-z][a-z_]{0,30}")
 _MEANINGS = ("kinds", "count", "gpu", "envelope")
 _KEYS = f"size, offset, bytes, one of {', '.join(_MEANINGS)}, and mask beside kinds"
 
@@ -37,9 +35,11 @@ def parse_argument(section: Section) -> Argument:
         mask = section.take_number("mask", range(1, 1 << 8 * width), (1 << 8 * width) - 1)
         field = KindField(size, offset, width, mask, _take_kinds(section, mask))
     elif meanings == ["count"]:
-        field = CountField(size, offset, width, section.take_choice("count", UNITS))
+        if not section.take("count", bool):
+            raise section.refuse("count", False, "true, or not there")
+        field = CountField(size, offset, width)
     elif meanings == ["gpu"]:
-        field = GpuField(size, offset, width, section.take_text("gpu", _KEY))
+        field = GpuField(size, offset, width, section.take_choice("gpu", GPU_KEYS))
     else:
         envelope = section.take_section("envelope")
         length, pointer = (_take_offset(envelope, *place, size) for place in (("length", 4), ("pointer", 8)))

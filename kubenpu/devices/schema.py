@@ -2,6 +2,7 @@
 """What a driver table file may say: the text of one TOML file in, a DriverTable or a ConfigError out.
 
     name, hardware           the `vendor` label; what it drives, for people
+    work                     jobs, buffers, chunks: in what its submissions say how much they hand over
     subsystem                drm, accel: nodes of these classes, whose calls pass drm_ioctl; char: other device nodes
     uevent_drivers           DRIVER of the parent device, the first that fits decides
     sysfs_names              name of the parent device, where no driver is bound to it
@@ -10,7 +11,8 @@
                              shared = true: other minors of the same major are no accelerators
     ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }
     [argument.NAME]          a field of the argument of call NAME: size, offset, bytes, and one of
-                             kinds = { alloc = [0] } with mask | count | gpu | envelope = { length, pointer }
+                             kinds = { alloc = [0] } with mask | count = true | gpu = "gpu_id" |
+                             envelope = { length, pointer }
     [[release]]              module, first, last, ioctl: instead of `ioctl` while such a release is loaded
     [visibility]             submit, and where it matters memory, wait, device_time, device_memory: always,
                              partly, never; note
@@ -18,7 +20,9 @@
 All from subsystem to release may stand in several [[interface]] sections instead, where a driver has several kinds of
 nodes. `cmd`, the whole command, is for drivers that reuse a number or build none; a comment says why.
 
-No kernel program reads arguments yet: a call with [argument] counts as its own kind until then.
+The kernel programs read arguments when a call begins. One whose command says a smaller argument than `size`, or whose
+memory cannot be read, counts as its own kind; so does one with a value that `kinds` does not list. `count` is for
+submissions through drm_ioctl, because only work that the driver took counts.
 
 Pure: reads no file. Strict, because a mistyped table counts the wrong thing without anyone noticing: unknown keys,
 numbers that the driver can never receive and one number with two kinds are refused; the error names file and key.
@@ -30,13 +34,24 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 
-from kubenpu.devices.arguments import parse_argument
+from kubenpu.devices.arguments import MAX_ARGUMENTS, parse_argument
 from kubenpu.devices.section import Section, refusal
-from kubenpu.model.device import WHATS, Argument, DriverTable, Interface, IoctlRule, NodeMatch, Release, Visibility
+from kubenpu.model.device import (
+    WHATS,
+    Argument,
+    CountField,
+    DriverTable,
+    Interface,
+    IoctlRule,
+    NodeMatch,
+    Release,
+    Visibility,
+)
 from kubenpu.model.errors import ConfigError
-from kubenpu.model.kinds import KINDS
+from kubenpu.model.kinds import KINDS, Kind
 
 SUBSYSTEMS = ("drm", "accel")
+WORK_UNITS = ("jobs", "buffers", "chunks")
 CHAR = "char"
 CORE_NAME = "drm"
 DRM_IOCTL_TYPE = 0x64
@@ -71,8 +86,9 @@ def parse_table(text: str, source: str) -> DriverTable:
         visibility=visibility,
         visibility_note=note,
         source=source,
+        work=top.take_choice("work", WORK_UNITS) if top.has("work") else None,
     )
-    top.finish(f"name, hardware, visibility and either interface or {_INTERFACE_KEYS}")
+    top.finish(f"name, hardware, work, visibility and either interface or {_INTERFACE_KEYS}")
     for interface in table.interfaces:
         _check_interface(table, interface)
     return table
@@ -160,6 +176,8 @@ def _parse_arguments(section: Section) -> dict[str, Argument]:
     if not section.has("argument"):
         return {}
     arguments = section.take_section("argument")
+    if len(arguments.names()) > MAX_ARGUMENTS:
+        raise section.refuse("argument", len(arguments.names()), f"of {MAX_ARGUMENTS} calls at most")
     return {name: parse_argument(arguments.take_section(name)) for name in arguments.names()}
 
 
@@ -203,6 +221,10 @@ def _check_interface(table: DriverTable, interface: Interface) -> None:
         if not is_char:
             _check_drm_rules(table.source, rules, is_core)
         _check_kinds(table.source, rules)
+        for rule in rules:
+            if isinstance(rule.argument, CountField) and (is_char or not table.work or rule.kind is not Kind.SUBMIT):
+                wanted = "of a submission of subsystem drm or accel, in a table with work"
+                raise refusal(table.source, "count", rule.name, wanted)
 
 
 def _check_drm_rules(source: str, rules: tuple[IoctlRule, ...], is_core: bool) -> None:

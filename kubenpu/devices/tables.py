@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
-from kubenpu.model.device import DriverTable, Interface, IoctlRule
+from kubenpu.model.device import Argument, DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.files import read_regular_file
 from kubenpu.model.kinds import Kind
@@ -117,21 +117,33 @@ def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
     return bytes(kinds)
 
 
+def rule_arguments(core: DriverTable, calls: Iterable[IoctlRule]) -> dict[int, Argument]:
+    """Where the arguments of such a device have more to say, by ioctl number."""
+    of_core = (rule for interface in core.interfaces for rule in interface.ioctls if rule.nr not in DRIVER_NRS)
+    rules = (*of_core, *(rule for rule in calls if rule.nr in DRIVER_NRS))
+    return {rule.nr: rule.argument for rule in rules if rule.argument is not None}
+
+
 def command_tables(calls: Iterable[IoctlRule]) -> tuple[CommandTable, ...]:
     """The same for other devices, whose calls have several type bytes: a table for each, before them one for each group
     of whole commands that agree in all but the number."""
-    by_type: dict[int, bytearray] = {}
-    whole: dict[int, bytearray] = {}
-    calls = tuple(calls)
+    by_type: dict[int, list[IoctlRule]] = {}
+    whole: dict[int, list[IoctlRule]] = {}
     for rule in calls:
-        if rule.cmd is None:
-            by_type.setdefault(rule.type, bytearray([Kind.OTHER]) * 256)[rule.nr] = rule.kind
-    for rule in calls:
-        if rule.cmd is not None:
-            otherwise = by_type.get(rule.type, bytearray([Kind.OTHER]) * 256)
-            whole.setdefault(rule.cmd >> 8, bytearray(otherwise))[rule.nr] = rule.kind
-    groups = ((0xFFFFFF, whole), (0xFF, by_type))
-    return tuple(CommandTable(mask, value, bytes(kinds)) for mask, group in groups for value, kinds in group.items())
+        group, value = (by_type, rule.type) if rule.cmd is None else (whole, rule.cmd >> 8)
+        group.setdefault(value, []).append(rule)
+    return (
+        *(_command_table(0xFFFFFF, value, (*by_type.get(value & 0xFF, ()), *rules)) for value, rules in whole.items()),
+        *(_command_table(0xFF, value, rules) for value, rules in by_type.items()),
+    )
+
+
+def _command_table(mask: int, value: int, rules: Iterable[IoctlRule]) -> CommandTable:
+    """Of these rules; a later one takes the place of an earlier."""
+    by_nr = {rule.nr: rule for rule in rules}
+    kinds = bytes(by_nr[nr].kind if nr in by_nr else Kind.OTHER for nr in range(0x100))
+    arguments = {nr: rule.argument for nr, rule in by_nr.items() if rule.argument is not None}
+    return CommandTable(mask, value, kinds, arguments)
 
 
 def _read_shipped_tables(whole: bool) -> Iterator[DriverTable]:

@@ -10,15 +10,19 @@ from kubenpu.model.device import VisibilityOf
 from kubenpu.model.sample import OFF
 from kubenpu.model.view import View
 
+WorkOf = Callable[[str | None], str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What one rendering works on. `submit_vendors`: drivers whose submissions pass an ioctl at least partly."""
+    """What one rendering works on. `submit_vendors`: drivers whose submissions pass an ioctl at least partly; `work_of`
+    tells in what those of a driver say how much they hand over."""
 
     view: View
     submit_vendors: frozenset[str]
     visibility: VisibilityOf
     loss_reasons: tuple[str, ...] = ()
+    work_of: WorkOf = lambda vendor: None
 
     @property
     def counting(self) -> bool:

@@ -15,7 +15,7 @@ from kubenpu.exporters.metric import Metric, Point, Scrape
 from kubenpu.model.device import Visibility
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
-from kubenpu.model.sample import OFF, ZERO, Counts
+from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts
 from kubenpu.model.view import Usage, sees_outcome
 
 # A code and no share: how much of it partly is, nobody knows.
@@ -84,6 +84,16 @@ def _waits(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
         Point(row.device_labels, row.counts.wait_ns / 1e9)
         for row in _with_outcome(rows)(scrape)
         if scrape.view.counts(row.hooks)
+    )
+
+
+def _work(rows: Rows) -> Callable[[Scrape], Iterator[Point]]:
+    """Of the hook that sees which calls ended well, whatever else counts for the device."""
+    return lambda scrape: (
+        Point((*row.device_labels, unit), row.counts.work)
+        for row in rows(scrape)
+        if scrape.view.counts(tuple({HOOK_WITH_OUTCOME}.intersection(row.hooks)))
+        and (unit := scrape.work_of(row.vendor)) is not None
     )
 
 
@@ -177,6 +187,16 @@ METRICS: tuple[Metric, ...] = (
         _waits(_pods),
     ),
     Metric(
+        "kubenpu_submitted_work_total",
+        "counter",
+        (*POD_LABELS, "work"),
+        "What successful submissions of a container of a pod handed over, in the unit in which the driver counts; only "
+        "where its calls say how much.",
+        "work",
+        CELLS,
+        _work(_pods),
+    ),
+    Metric(
         "kubenpu_host_ioctl_total",
         "counter",
         (*HOST_LABELS, "kind"),
@@ -202,6 +222,15 @@ METRICS: tuple[Metric, ...] = (
         "seconds",
         CELLS,
         _waits(_hosts),
+    ),
+    Metric(
+        "kubenpu_host_submitted_work_total",
+        "counter",
+        (*HOST_LABELS, "work"),
+        "The same of submissions from outside pods.",
+        "work",
+        CELLS,
+        _work(_hosts),
     ),
     Metric(
         "kubenpu_device_ioctl_total",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from kubenpu.exporters.metric import Metric, Point, Scrape
+from kubenpu.exporters.metric import Metric, Point, Scrape, WorkOf
 from kubenpu.exporters.metrics import METRICS
 from kubenpu.exporters.prometheus_parts import (
     Collector,
@@ -42,8 +42,10 @@ class ViewCollector(Collector):
         get_view: Callable[[], View],
         visibility: VisibilityOf,
         loss_reasons: tuple[str, ...] = (),
+        work_of: WorkOf = lambda vendor: None,
     ) -> None:
         self._get_view = get_view
+        self._work_of = work_of
         self._visibility = visibility
         self._loss_reasons = loss_reasons
 
@@ -53,7 +55,8 @@ class ViewCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         view = self._get_view()
-        scrape = Scrape(view, view.submit_vendors(self._visibility), self._visibility, self._loss_reasons)
+        submits = view.submit_vendors(self._visibility)
+        scrape = Scrape(view, submits, self._visibility, self._loss_reasons, self._work_of)
         for metric in METRICS:
             points = _merge(metric, metric.points(scrape))
             if points:
@@ -64,11 +67,15 @@ class Exposition:
     """Renders a scrape in the format its Accept header prefers. One at a time: rendering holds the interpreter."""
 
     def __init__(
-        self, get_view: Callable[[], View], visibility: VisibilityOf, loss_reasons: tuple[str, ...] = ()
+        self,
+        get_view: Callable[[], View],
+        visibility: VisibilityOf,
+        loss_reasons: tuple[str, ...] = (),
+        work_of: WorkOf = lambda vendor: None,
     ) -> None:
         self._lock = threading.Lock()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ViewCollector(get_view, visibility, loss_reasons))
+        self._registry.register(ViewCollector(get_view, visibility, loss_reasons, work_of))
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Content type and body. The client's header is reduced to one of two answers."""

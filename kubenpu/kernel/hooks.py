@@ -12,7 +12,19 @@ UPROBE = "uprobe"
 NO_DEVICE = "no such device"
 
 # What every hook's object holds and all share: pinned once. `in_flight` too: a task is inside one driver at a time.
-SHARED_MAPS = ("rules", "cells", "totals", "losses", "cgroups", "announce", "in_flight", "alloc", "slots", "journal")
+SHARED_MAPS = (
+    "rules",
+    "arguments",
+    "cells",
+    "totals",
+    "losses",
+    "cgroups",
+    "announce",
+    "in_flight",
+    "alloc",
+    "slots",
+    "journal",
+)
 
 
 @dataclass(frozen=True, slots=True)

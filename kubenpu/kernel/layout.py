@@ -17,9 +17,12 @@ DEVICE_SLOTS = 128
 SELFTEST_SLOT = DEVICE_SLOTS - 1
 DRM_MAJOR, DRM_MINORS = 226, 1024
 ACCEL_MAJOR, ACCEL_MINORS = 261, 256
+RULES = DRM_MINORS + ACCEL_MINORS
 MAJORS, BLOCKS, BLOCK_MINORS, TABLES, CHAIN = 4096, 32, 1024, 256, 16
+ARGUMENTS, VALUES, NO_RESULT, KIND_BITS, WORK_MAX = 256, 64, 255, 3, 65535
 DEVICE_LOSSES = ("slots_full", "no_storage")
-NODE_LOSSES = ("device_unknown", "wait_untimed", "exit_missed", "identity", "no_body")
+NODE_LOSSES = ("device_unknown", "wait_untimed", "exit_missed", "identity", "no_body", "argument_unread")
+MEANINGS = ("kind", "slot", "work", "call")
 
 U8, U16, U32, U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 
@@ -27,7 +30,24 @@ U8, U16, U32, U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_u
 class Rule(ctypes.Structure):
     """knpu_rule"""
 
-    _fields_ = (("slot1", U32), ("pad", U32), ("kind", U8 * 256))
+    _fields_ = (("slot1", U32), ("first", U32), ("kind", U8 * 256))
+
+
+class Argument(ctypes.Structure):
+    """knpu_argument"""
+
+    _fields_ = (
+        ("says", U16),
+        ("width", U16),
+        ("size", U16),
+        ("offset", U16),
+        ("length", U16),
+        ("pointer", U16),
+        ("pad", U32),
+        ("mask", U64),
+        ("value", U64 * VALUES),
+        ("result", U8 * VALUES),
+    )
 
 
 class Cell(ctypes.Structure):
@@ -41,7 +61,8 @@ class Cell(ctypes.Structure):
         ("first_ns", U64),
         ("slot1", U32),
         ("pad", U32),
-        ("reserved", U64 * 6),
+        ("work", U64),
+        ("reserved", U64 * 5),
     )
 
 
@@ -53,14 +74,15 @@ class Totals(ctypes.Structure):
         ("errors", U64 * KINDS),
         ("wait_ns", U64),
         ("lost", U64 * len(DEVICE_LOSSES)),
-        ("reserved", U64 * 7),
+        ("work", U64),
+        ("reserved", U64 * 6),
     )
 
 
 class Losses(ctypes.Structure):
     """knpu_losses"""
 
-    _fields_ = (("count", U64 * len(NODE_LOSSES)), ("reserved", U64 * 3))
+    _fields_ = (("count", U64 * len(NODE_LOSSES)), ("reserved", U64 * 2))
 
 
 class Cgroup(ctypes.Structure):
@@ -109,7 +131,7 @@ class Node(ctypes.Structure):
 class Table(ctypes.Structure):
     """knpu_table"""
 
-    _fields_ = (("mask", U32), ("value", U32), ("next1", U32), ("pad", U32), ("kind", U8 * 256))
+    _fields_ = (("mask", U32), ("value", U32), ("next1", U32), ("first", U32), ("kind", U8 * 256))
 
 
 class Holder(ctypes.Structure):
@@ -129,6 +151,7 @@ class Holder(ctypes.Structure):
 
 _SHARED: dict[str, type[ctypes.Structure]] = {
     "knpu_rule": Rule,
+    "knpu_argument": Argument,
     "knpu_cell": Cell,
     "knpu_totals": Totals,
     "knpu_losses": Losses,

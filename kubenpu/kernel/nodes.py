@@ -12,7 +12,8 @@ import ctypes
 from collections.abc import Iterable, Mapping
 
 from kubenpu.kernel import layout
-from kubenpu.model.sample import CommandTable, NodeRule
+from kubenpu.kernel.arguments import ArgumentBlocks, used
+from kubenpu.model.sample import NodeRule
 
 _TABLE_BYTES = ctypes.sizeof(layout.Table)
 _WHOLE = 1 << 32
@@ -22,20 +23,22 @@ Nodes = dict[tuple[int, int], int]  # (major, minor) -> the word of knpu_node
 
 
 class NodeRules:
-    """The three maps of one node."""
+    """The three maps of one node. `arguments` are shared with the rules of drm and accel, and the owner's."""
 
-    def __init__(self, majors: memoryview, nodes: memoryview, tables: memoryview) -> None:
+    def __init__(self, majors: memoryview, nodes: memoryview, tables: memoryview, arguments: ArgumentBlocks) -> None:
         self._views = (majors, nodes, tables)
+        self._arguments = arguments
         self._majors, self._nodes, self._tables = majors.cast("Q"), nodes.cast("Q"), tables
 
     def close(self) -> None:
         for view in (self._majors, self._nodes, *self._views):
             view.release()
 
-    def write(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
+    def write(self, rules: Iterable[NodeRule], arguments_of_others: set[int]) -> list[NodeRule]:
         """Makes exactly these nodes counted and no others. Returns rules that the maps cannot hold."""
         blocks = self._blocks()
         taken = self._used_tables(blocks)
+        arguments = arguments_of_others | self._arguments_of(taken)
         wanted: Nodes = {}
         whole: dict[int, bool] = {}
         refused = []
@@ -43,7 +46,7 @@ class NodeRules:
             block1 = self._block(rule.major, blocks)
             if block1:  # so that calls of what is refused below are declared lost, unless others share the major
                 whole[rule.major] = whole.get(rule.major, True) and rule.whole
-            first1 = self._place(rule.tables, taken)
+            first1 = self._place(rule, taken, arguments)
             if first1 is None or rule.minor >= layout.BLOCK_MINORS or not block1:
                 refused.append(rule)
                 continue
@@ -80,17 +83,29 @@ class NodeRules:
                     index1 = self._table(index1 - 1).next1
         return used
 
+    def used_arguments(self) -> set[int]:
+        """Places in the map arguments that a table refers to now."""
+        return self._arguments_of(self._used_tables(self._blocks()))
+
+    def _arguments_of(self, tables: Iterable[int]) -> set[int]:
+        found = map(self._table, tables)
+        return {place for table in found for place in used(table.first, bytes(table.kind))}
+
     def _table(self, index: int) -> layout.Table:
         return layout.Table.from_buffer_copy(self._tables, index * _TABLE_BYTES)
 
-    def _place(self, tables: tuple[CommandTable, ...], taken: set[int]) -> int | None:
-        """Index + 1 of the first table of such a chain, 0 for none, None when there is no room."""
-        if len(tables) > layout.CHAIN:
+    def _place(self, rule: NodeRule, taken: set[int], arguments: set[int]) -> int | None:
+        """Index + 1 of the first table of its chain, 0 for none, None when there is no room."""
+        if len(rule.tables) > layout.CHAIN:
             return None
         next1 = 0
-        for table in reversed(tables):
-            entry = layout.Table(mask=table.mask, value=table.value, next1=next1)
-            ctypes.memmove(ctypes.byref(entry, layout.Table.kind.offset), table.kinds, 256)
+        for table in reversed(rule.tables):
+            placed = self._arguments.place(table.kinds, table.arguments, rule.gpus, arguments)
+            if placed is None:
+                return None
+            first, kinds = placed
+            entry = layout.Table(mask=table.mask, value=table.value, next1=next1, first=first)
+            ctypes.memmove(ctypes.byref(entry, layout.Table.kind.offset), kinds, 256)
             index = self._find(bytes(entry), taken)
             if index is None:
                 return None

@@ -22,7 +22,7 @@ from kubenpu.model.errors import KernelError
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _KIND = layout.KINDS - 1
 _COMMAND = ord("d") << 8
-_RULE = layout.DRM_MINORS + layout.ACCEL_MINORS - 1
+_RULE = layout.RULES - 1
 # A device number for each hook that no real device can have.
 _RDEV = {
     DRM_IOCTL.name: layout.ACCEL_MAJOR << 20 | layout.ACCEL_MINORS - 1,
@@ -36,7 +36,7 @@ def self_test(opened: Object, hook: Hook, cgroup2: Path | None) -> None:
     with _rule(opened) if hook is DRM_IOCTL else _node(opened):
         before, _ = _total(opened)
         _take_back(opened)
-        run_raw_tracepoint(opened.program_fd("run_body"), (_RDEV[hook.name], _COMMAND, 0))
+        run_raw_tracepoint(opened.program_fd("run_body"), (_RDEV[hook.name], _COMMAND, 0, 0))
         after, lost = _total(opened)
         owners = _take_back(opened)
     in_cells, own = sum(owners.values()), own_cgroup_id(cgroup2)

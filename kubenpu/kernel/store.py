@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.arguments import ArgumentBlocks, used
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook
 from kubenpu.kernel.memory import CELL_BYTES, CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
 from kubenpu.kernel.nodes import NodeRules
@@ -34,12 +35,14 @@ from kubenpu.model.sample import (
     NodeRule,
 )
 
-_COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI")  # from `calls` on: calls errors wait_ns first_ns slot1
-_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses", "majors", "nodes", "tables")
+# From `calls` on: calls errors wait_ns first_ns slot1 work.
+_COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI4xQ")
+_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses", "majors", "nodes", "tables", "arguments")
 PROGRAM_SKIPPED = "program_skipped"
 LOSS_REASONS = (*layout.DEVICE_LOSSES, *layout.NODE_LOSSES, PROGRAM_SKIPPED)
 _SHAPES = {
     "rules": layout.Rule,
+    "arguments": layout.Argument,
     "cells": layout.Cell,
     "totals": layout.Totals,
     "losses": layout.Losses,
@@ -70,7 +73,8 @@ class CounterStore:
         self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses, *_ = (
             views.values()
         )
-        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"])
+        self._arguments = ArgumentBlocks(views["arguments"])
+        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"], self._arguments)
         self._words = self._cells.cast("Q")
         self._known: dict[int, CgroupRecord] = {}
         self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
@@ -105,6 +109,7 @@ class CounterStore:
         self.bell.close()
         self._words.release()
         self._node_rules.close()
+        self._arguments.close()
         for view in (self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses):
             view.release()
         self._close_maps()
@@ -152,23 +157,31 @@ class CounterStore:
         """Makes exactly these nodes counted and no others. Returns rules whose node the map cannot hold."""
         wanted: dict[int, bytes] = {}
         refused = []
+        taken = self._rule_arguments() | self._node_rules.used_arguments()
         for rule in rules:
             index = layout.rule_index(rule.major, rule.minor)
-            if index is None:
+            placed = None if index is None else self._arguments.place(rule.kinds, rule.arguments, {}, taken)
+            if index is None or placed is None:
                 refused.append(rule)
                 continue
-            wanted[index] = struct.pack("=II", rule.slot + 1, 0) + rule.kinds
+            first, kinds = placed
+            wanted[index] = struct.pack("=II", rule.slot + 1, first) + kinds
             self._mark_slot(rule.slot, DRM_IOCTL)
-        for index in range(layout.DRM_MINORS + layout.ACCEL_MINORS - 1):
+        for index in range(layout.RULES - 1):
             write_rule(self._rules, index, wanted.get(index))
         return refused
+
+    def _rule_arguments(self) -> set[int]:
+        """Places in the map arguments that a rule refers to now."""
+        rules = struct.iter_unpack("=II256s", self._rules[: layout.RULES * ctypes.sizeof(layout.Rule)])
+        return {place for slot1, first, kinds in rules if slot1 for place in used(first, kinds)}
 
     def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
         """The same for character devices outside drm and accel."""
         rules = tuple(rules)
         for rule in rules:
             self._mark_slot(rule.slot, FILE_IOCTL)
-        return self._node_rules.write(rules)
+        return self._node_rules.write(rules, self._rule_arguments())
 
     # ---- reading ----
 
@@ -197,10 +210,10 @@ class CounterStore:
             if owner == 0 and index >= layout.DEVICE_SLOTS:
                 continue
             values = _COUNTS.unpack_from(self._cells, index * CELL_BYTES + 8)
-            slot1 = values[-1]
+            slot1 = values[-2]
             if slot1 and slot1 != layout.SELFTEST_SLOT + 1:
                 k = layout.KINDS
-                counts = Counts(values[:k], values[k : 2 * k], values[2 * k])
+                counts = Counts(values[:k], values[k : 2 * k], values[2 * k], values[-1])
                 found.append(Cell(index, owner, slot1 - 1, values[2 * k + 1], counts))
         return tuple(found)
 
@@ -209,8 +222,9 @@ class CounterStore:
         found = {}
         for slot in self.slots():
             sums = sum_rows(self._totals, ctypes.sizeof(layout.Totals), slot * self._cpus, self._cpus)
+            work = sums[layout.Totals.work.offset // 8]
             lost = dict(zip(layout.DEVICE_LOSSES, sums[2 * k + 1 :], strict=False))
-            found[slot] = DeviceTotals(slot, Counts(tuple(sums[:k]), tuple(sums[k : 2 * k]), sums[2 * k]), lost)
+            found[slot] = DeviceTotals(slot, Counts(tuple(sums[:k]), tuple(sums[k : 2 * k]), sums[2 * k], work), lost)
         return found
 
     def _read_losses(self) -> dict[str, int]:
@@ -266,6 +280,7 @@ class CounterStore:
         if not source.owner or merge.source < layout.DEVICE_SLOTS or merge.source == merge.target:
             return
         result = layout.Cell(owner=target.owner, slot1=source.slot1, wait_ns=source.wait_ns + target.wait_ns)
+        result.work = source.work + target.work
         for kind in range(layout.KINDS):
             result.calls[kind] = source.calls[kind] + target.calls[kind]
             result.errors[kind] = source.errors[kind] + target.errors[kind]

@@ -48,9 +48,7 @@ class KindField(Field):
 
 @dataclass(frozen=True, slots=True)
 class CountField(Field):
-    """How much one call carries, in `unit`."""
-
-    unit: str
+    """How much work one call hands over, in the unit of its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,8 @@ class Interface:
 class DriverTable:
     """What is known of one kernel driver. Read from devices/drivers/*.toml and /etc/kubenpu/drivers.d/*.toml.
 
-    `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said.
+    `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said. `work`: in what its
+    submissions say how much they hand over, None: none of them says.
     """
 
     name: str
@@ -143,6 +142,7 @@ class DriverTable:
     visibility: Mapping[str, Visibility]
     visibility_note: str
     source: str
+    work: str | None = None
 
     def interface(self, subsystem: str) -> Interface | None:
         """Its first interface of a subsystem; drivers have no two of drm or accel."""

@@ -4,27 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kubenpu.model.clients import ClientUse
+from kubenpu.model.device import Argument
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Totals since `first_ns`. `calls` and `errors` have one entry per Kind; errors are part of calls.
 
-    `wait_ns` is the time spent inside calls of kind WAIT.
+    `wait_ns` is the time spent inside calls of kind WAIT; `work` what submissions handed over that say how much.
     """
 
     calls: tuple[int, ...]
     errors: tuple[int, ...]
     wait_ns: int
+    work: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
             tuple(map(int.__add__, self.calls, other.calls)),
             tuple(map(int.__add__, self.errors, other.errors)),
             self.wait_ns + other.wait_ns,
+            self.work + other.work,
         )
 
     def at_least(self, other: Counts) -> Counts:
@@ -33,6 +36,7 @@ class Counts:
             tuple(map(max, self.calls, other.calls)),
             tuple(map(max, self.errors, other.errors)),
             max(self.wait_ns, other.wait_ns),
+            max(self.work, other.work),
         )
 
 
@@ -136,21 +140,29 @@ class CellMerge:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRule:
-    """What the kernel does with ioctls on one device node: count for `slot`; `kinds[nr]` is the Kind, 256 bytes."""
+    """What the kernel does with ioctls on one device node: count for `slot`; `kinds[nr]` is the Kind, 256 bytes.
+
+    `arguments[nr]` is where the argument of a call has more to say.
+    """
 
     major: int
     minor: int
     slot: int
     kinds: bytes
+    arguments: Mapping[int, Argument] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandTable:
-    """Kinds of the commands whose upper 24 bits equal `value` under `mask`, by their low byte: 256 bytes."""
+    """Kinds of the commands whose upper 24 bits equal `value` under `mask`, by their low byte: 256 bytes.
+
+    `arguments`, by the same byte, say where the argument of a call has more to say.
+    """
 
     mask: int
     value: int
     kinds: bytes
+    arguments: Mapping[int, Argument] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +170,7 @@ class NodeRule:
     """What the kernel does with ioctls on a character device outside drm and accel: count for `slot`.
 
     The first of `tables` that knows a command tells its kind; none: other. `whole`: every minor of this major is an
-    accelerator, so that a call on one without a rule is a loss.
+    accelerator, so that a call on one without a rule is a loss. `gpus`: the slots of GPUs by what calls name them by.
     """
 
     major: int
@@ -166,3 +178,4 @@ class NodeRule:
     slot: int
     tables: tuple[CommandTable, ...]
     whole: bool
+    gpus: Mapping[int, int] = field(default_factory=dict)

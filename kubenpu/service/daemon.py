@@ -106,7 +106,7 @@ class Daemon:
 
     def _make_server(self) -> WebServer:
         """Not listening yet. Raises KubeNpuError when what is configured for it cannot be had."""
-        exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS)
+        exposition = Exposition(self._node.view, self._node.visibility, LOSS_REASONS, self._node.work_of)
         about = "SIMULATED NODE: these devices and workloads do not exist." if self._node.simulated else ""
         routes = node_routes(self._settings.telemetry_path, exposition.render, self._not_ready, about)
         access = self._read_access()

@@ -7,17 +7,25 @@ Used by kubenpu-probe at boot and by kubenpud at hotplug; a lock file keeps the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kubenpu.devices.chardevs import CharNode, event_subsystems
 from kubenpu.devices.discovery import discover, read_module_version
-from kubenpu.devices.tables import LoadedTables, calls_in_force, command_tables, complete, load_heads, rule_kinds
+from kubenpu.devices.tables import (
+    LoadedTables,
+    calls_in_force,
+    command_tables,
+    complete,
+    load_heads,
+    rule_arguments,
+    rule_kinds,
+)
 from kubenpu.kernel.pins import locked
 from kubenpu.kernel.store import CounterStore
-from kubenpu.model.device import Device, Interface, IoctlRule, Node
+from kubenpu.model.device import Argument, Device, Interface, IoctlRule, Node
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 
 log = logging.getLogger(__name__)
@@ -35,12 +43,13 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The accelerators of the node, the driver tables they were matched with, and the kinds of their calls: of DRM and
-    accel devices by address, of other nodes by node. `troubles`: what could not be used."""
+    """The accelerators of the node, the driver tables they were matched with, and what their calls are: kinds and
+    arguments of DRM and accel devices by address, commands of other nodes. `troubles`: what could not be used."""
 
     devices: tuple[Device, ...]
     tables: LoadedTables
     kinds: Mapping[str, bytes]
+    arguments: Mapping[str, Mapping[int, Argument]]
     commands: Mapping[Node, Commands]
     troubles: tuple[Trouble, ...] = ()
 
@@ -60,9 +69,15 @@ def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     chars = [found.char_nodes[node] for node in nodes if node in found.char_nodes]
     tables = complete(tables, {device.vendor for device in found.devices} | {char.table.name for char in chars})
     in_force = partial(_calls_in_force, sysfs)
-    kinds = {device.address: rule_kinds(tables.core, _drm_calls(device, tables, in_force)) for device in found.devices}
-    commands = {char.node: _commands(char, tables, in_force) for char in chars}
-    return Inventory(found.devices, tables, kinds, commands, tuple(troubles))
+    calls = {device.address: _drm_calls(device, tables, in_force) for device in found.devices}
+    return Inventory(
+        devices=found.devices,
+        tables=tables,
+        kinds={address: rule_kinds(tables.core, rules) for address, rules in calls.items()},
+        arguments={address: rule_arguments(tables.core, rules) for address, rules in calls.items()},
+        commands={char.node: _commands(char, tables, in_force) for char in chars},
+        troubles=tuple(troubles),
+    )
 
 
 def tell(troubles: Iterable[Trouble], told: frozenset[Trouble] = frozenset()) -> frozenset[Trouble]:
@@ -96,24 +111,41 @@ def apply_rules(store: CounterStore, inventory: Inventory, run_directory: Path) 
     """Makes the kernel count exactly these devices. Returns which are not counted; their calls are declared lost."""
     troubles: list[Trouble] = []
     with locked(run_directory, "rules"):
-        rules: list[DeviceRule] = []
-        nodes: list[NodeRule] = []
+        slots: dict[str, int] = {}
         for device in inventory.devices:
             slot = store.assign_slot(device.address)
             if slot is None:
                 text = f"device {device.address} is not counted: all device slots are taken since boot"
                 troubles.append((logging.ERROR, text))
-                continue
-            kinds = inventory.kinds[device.address]
-            rules += [DeviceRule(node.major, node.minor, slot, kinds) for node in device.nodes if node.in_drm]
-            commands = ((node, inventory.commands.get(node)) for node in device.nodes)
-            nodes += [_node_rule(node, slot, known) for node, known in commands if known is not None]
-        refused: list[DeviceRule | NodeRule] = [*store.write_rules(rules), *store.write_nodes(nodes)]
+            else:
+                slots[device.address] = slot
+        refused: list[DeviceRule | NodeRule] = [
+            *store.write_rules(_drm_rules(inventory, slots)),
+            *store.write_nodes(_node_rules(inventory, slots)),
+        ]
     for rule in refused:
         text = f"device node {rule.major}:{rule.minor} is not counted: no room for it in the kernel"
         troubles.append((logging.ERROR, text))
     return tuple(troubles)
 
 
-def _node_rule(node: Node, slot: int, commands: Commands) -> NodeRule:
-    return NodeRule(node.major, node.minor, slot, commands.tables, whole=not commands.shared)
+def _drm_rules(inventory: Inventory, slots: Mapping[str, int]) -> Iterator[DeviceRule]:
+    for device in inventory.devices:
+        kinds, arguments = inventory.kinds[device.address], inventory.arguments[device.address]
+        for node in device.nodes:
+            if node.in_drm and device.address in slots:
+                yield DeviceRule(node.major, node.minor, slots[device.address], kinds, arguments)
+
+
+def _node_rules(inventory: Inventory, slots: Mapping[str, int]) -> Iterator[NodeRule]:
+    gpus = {
+        device.kfd_gpu_id: slots[device.address]
+        for device in inventory.devices
+        if device.kfd_gpu_id is not None and device.address in slots
+    }
+    for device in inventory.devices:
+        for node in device.nodes:
+            known = inventory.commands.get(node)
+            if known is not None and device.address in slots:
+                slot = slots[device.address]
+                yield NodeRule(node.major, node.minor, slot, known.tables, whole=not known.shared, gpus=gpus)

@@ -381,6 +381,10 @@ class Node:
         table = self._inventory.tables.by_name(vendor) if self._inventory else None
         return table.visibility if table else {}
 
+    def work_of(self, vendor: str | None) -> str | None:
+        """In what the submissions of a driver say how much they hand over."""
+        return table.work if (table := self._inventory and self._inventory.tables.by_name(vendor)) else None
+
     def summary(self) -> str:
         """One line for systemctl status."""
         hooks, _ = self._hooks()

@@ -213,7 +213,7 @@ VALUES: Mapping[str, str] = {
     "max-workloads": str(fields.MAX_WORKLOADS),
     "argument-values": str(arguments.MAX_VALUES),
     "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",
-    "units": ", ".join(arguments.UNITS),
+    "units": ", ".join(schema.WORK_UNITS),
     "tls-versions": ", ".join(web_config.VERSIONS),
     "varlink-call-kib": str(varlink.MAX_CALL_BYTES // 1024),
     "varlink-call-seconds": f"{varlink.CALL_S:.0f}",

@@ -60,7 +60,7 @@ static long do_nothing(__u32 i, struct call *c)
 
 static long do_count(__u32 i, struct call *c)
 {
-	begin_wait(c->rdev, c->cmd);
+	note_begin(c);
 	count_whole(c);
 	return 0;
 }
@@ -73,13 +73,13 @@ static long do_other(__u32 i, struct call *c)
 	struct file *file = mm ? mm->exe_file : NULL;
 
 	if (file && (file->f_inode->i_mode & S_IFMT) == S_IFCHR)
-		count_node(file->f_inode->i_rdev, c->cmd);
+		count_node(file->f_inode->i_rdev, c->cmd, c->arg);
 	return 0;
 }
 
 static long do_node(__u32 i, struct call *c)
 {
-	count_node(c->rdev, c->cmd);
+	count_node(c->rdev, c->cmd, c->arg);
 	return 0;
 }
 
@@ -123,8 +123,8 @@ static long do_hash(__u32 i, struct call *c)
 #define BENCH(name) \
 	SEC("raw_tp") int bench_##name(struct bpf_raw_tracepoint_args *ctx) \
 	{ \
-		struct call c = { ctx->args[0], ctx->args[1], ctx->args[2] }; \
-		bpf_loop(ctx->args[3], do_##name, &c, 0); \
+		struct call c = { ctx->args[0], ctx->args[1], ctx->args[2], ctx->args[3] }; \
+		bpf_loop(ctx->args[4], do_##name, &c, 0); \
 		return 0; \
 	}
 BENCH(nothing)

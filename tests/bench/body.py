@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
+from kubenpu.kernel.arguments import encode
 from kubenpu.kernel.libbpf import Messages, Object, run_raw_tracepoint
 from kubenpu.kernel.memory import sum_rows
+from kubenpu.model.device import Argument, CountField, Envelope, KindField
 from kubenpu.model.kinds import Kind
 
 TREE = Path(__file__).parents[2]
@@ -33,8 +35,18 @@ CALLS = 2_000_000
 ROUNDS = 7
 NODE = layout.DRM_MAJOR << 20 | 128
 SUBMIT, WAIT = ord("d") << 8 | 0x69, ord("d") << 8 | 0x6C
+BATCH = 3 << 30 | 16 << 16 | ord("d") << 8 | 0x42  # says in its argument how much work it hands over
+SELECT, ENVELOPE = (3 << 30 | 16 << 16 | ord("d") << 8 | nr for nr in (0x2B, 0xD3))
 FOREIGN = ord("T") << 8 | 1
 PLAIN, TERMINAL = 195 << 20, 136 << 20 | 3
+# Of BATCH and SELECT the first number is read; in ENVELOPE the number, size and address of SELECT follow one another.
+INNER = (ctypes.c_uint32 * 4)(SELECT & 0xFF)
+ARGUMENTS: tuple[Argument, ...] = (
+    CountField(16, 0, 4),
+    KindField(16, 0, 4, 0xFFFF_FFFF, dict.fromkeys(range(32, 64), Kind.ALLOC)),
+    Envelope(16, 0, 4, length=4, pointer=8),
+)
+ARGUMENT = (ctypes.c_uint32 * 4)(SELECT & 0xFF, 16, *struct.unpack("=II", struct.pack("=Q", ctypes.addressof(INNER))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +77,12 @@ def _loaded(storage: bool) -> Iterator[Object]:
         opened.load()
         kinds = bytearray([Kind.OTHER]) * 256
         kinds[0x69], kinds[0x6C] = Kind.SUBMIT, Kind.WAIT
+        kinds[BATCH & 0xFF] = Kind.SUBMIT | 1 << layout.KIND_BITS
         with bpf.Map(os.dup(opened.map_fd("rules"))) as rules:
             rules.update(struct.pack("=I", 128), struct.pack("=II", 1, 0) + bytes(kinds))
+        with bpf.Map(os.dup(opened.map_fd("arguments"))) as arguments:
+            for place, argument in enumerate(ARGUMENTS):
+                arguments.update(struct.pack("=I", place), encode(argument, {}))
         yield opened
 
 
@@ -74,7 +90,7 @@ def _run(opened: Object, program: str, cmd: int, calls: int, *, ret: int = 0, no
     """Nanoseconds per call of one run."""
     fd = opened.program_fd(f"bench_{program}")
     begin = time.perf_counter_ns()
-    run_raw_tracepoint(fd, (node, cmd, ret, calls))
+    run_raw_tracepoint(fd, (node, cmd, ctypes.addressof(ARGUMENT), ret, calls))
     return (time.perf_counter_ns() - begin) / calls
 
 
@@ -92,6 +108,7 @@ def cost() -> list[Figure]:
             found.append(Figure(f"counted call, {name}", _median(opened, "count", SUBMIT)))
             found.append(Figure(f"counted failed call, {name}", _median(opened, "count", SUBMIT, ret=-5)))
             found.append(Figure(f"counted and timed wait, {name}", _median(opened, "count", WAIT)))
+            found.append(Figure(f"counted call with its work read, {name}", _median(opened, "count", BATCH)))
             if storage:
                 found.append(Figure("call that no rule wants", _median(opened, "count", FOREIGN)))
                 found += _cost_of_nodes(opened)
@@ -107,11 +124,15 @@ def _cost_of_nodes(opened: Object) -> list[Figure]:
     with bpf.Map(os.dup(opened.map_fd("tables"))) as tables:
         table = layout.Table(mask=0xFF, value=SUBMIT >> 8)
         table.kind[SUBMIT & 0xFF] = Kind.SUBMIT
+        table.kind[SELECT & 0xFF] = Kind.CONTEXT | 2 << layout.KIND_BITS
+        table.kind[ENVELOPE & 0xFF] = Kind.OTHER | 3 << layout.KIND_BITS
         tables.update(struct.pack("=I", 0), bytes(table))
     return [
         Figure("file_ioctl: call of a file that is no character device", _median(opened, "other", FOREIGN)),
         Figure("file_ioctl: call of a terminal", _median(opened, "node", FOREIGN, node=TERMINAL)),
         Figure("file_ioctl: counted call", _median(opened, "node", SUBMIT, node=PLAIN)),
+        Figure("file_ioctl: counted call with its kind read", _median(opened, "node", SELECT, node=PLAIN)),
+        Figure("file_ioctl: the same in an envelope", _median(opened, "node", ENVELOPE, node=PLAIN)),
     ]
 
 

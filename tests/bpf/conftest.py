@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from kubenpu.kernel import attach, bpf
 from kubenpu.kernel.bcc_loader import KERNEL_STRUCTS
 from kubenpu.kernel.btf import Btf, Structs
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, Hook
-from kubenpu.kernel.libbpf import Messages, Object
+from kubenpu.kernel.libbpf import Messages, Object, run_raw_tracepoint
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import KernelFacts, read_facts
@@ -95,6 +95,19 @@ class Hooked:
         assert slot is not None
         assert store.write_rules([DeviceRule(226, 128, slot, kinds())]) == []
         return store
+
+    def direct(self, hook: Hook) -> Callable[..., None]:
+        """Calls the hook's counting code from this process, without a hook: (rdev, cmd, address, ret). After load()."""
+        opened = self.stack.enter_context(Object(attach.object_path(hook.name), Messages()))
+        request = attach.LoadRequest(hook, attach.object_path(hook.name), self.pins, self.slots, (), attach.boot_ns())
+        attach._prepare(opened, request, self.facts, {"run_body"}, keep_bodies=False)
+        opened.load()
+        program = opened.program_fd("run_body")
+
+        def call(rdev: int, cmd: int, address: int = 0, ret: int = 0) -> None:
+            run_raw_tracepoint(program, (rdev, cmd, address, ret))
+
+        return call
 
     def cgroup(self, name: str | bytes) -> Path:
         path = self.cgroup_root / os.fsdecode(name)

@@ -132,6 +132,9 @@ class FakeNode:
     def view(self) -> View:
         return View("1", "n", self.simulated, None, (), (), (), (), self.sources, {}, 0, 0, 0)
 
+    def work_of(self, _vendor: str | None) -> str | None:
+        return None
+
     def visibility(self, _vendor: str | None) -> dict[str, Visibility]:
         return {}
 

@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -39,6 +40,7 @@ struct step {
 };
 
 static long wait_us;
+static const uint32_t argument[16] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };	/* one piece of work, wherever */
 
 static uint64_t now_ns(void)
 {
@@ -60,7 +62,7 @@ static void sleep_ns(uint64_t ns)
 static uint64_t *within;
 
 __attribute__((noinline, used, visibility("default")))
-int kubenpu_sim_ioctl(unsigned rdev, unsigned cmd, int ret)
+int kubenpu_sim_ioctl(unsigned rdev, unsigned cmd, const void *arg, int ret)
 {
 	if (within) {
 		uint64_t begin = now_ns();
@@ -68,7 +70,7 @@ int kubenpu_sim_ioctl(unsigned rdev, unsigned cmd, int ret)
 		sleep_ns((uint64_t)wait_us * 1000);
 		*within += now_ns() - begin;
 	}
-	__asm__ volatile("" : : "r"(rdev), "r"(cmd) : "memory");
+	__asm__ volatile("" : : "r"(rdev), "r"(cmd), "r"(arg) : "memory");
 	return ret;
 }
 
@@ -77,7 +79,8 @@ static void call(struct tally *t, unsigned rdev, const struct step *s, int faili
 	uint64_t begin = now_ns();
 
 	within = s->kind == KIND_WAIT ? &t->wait_within_ns : NULL;
-	kubenpu_sim_ioctl(rdev, (unsigned)'d' << 8 | s->nr, failing ? -EINVAL : 0);
+	kubenpu_sim_ioctl(rdev, _IOC(_IOC_READ | _IOC_WRITE, 'd', s->nr, sizeof(argument)), argument,
+			  failing ? -EINVAL : 0);
 	if (s->kind == KIND_WAIT)
 		t->wait_around_ns += now_ns() - begin;
 	t->calls[s->kind]++;

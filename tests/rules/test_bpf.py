@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import layout
+from kubenpu.kernel import hooks, layout
 from kubenpu.model.kinds import KINDS, Kind
 from tests.rules.tree import ROOT, files, shown
 
 HOOKS = files(".bpf.c", below="bpf")
 HEADER = (ROOT / "bpf/drm_ioctl.h").read_text()
+FILE_HEADER = (ROOT / "bpf/file_ioctl.h").read_text()
 
 
-def defined(name: str) -> int:
-    found = re.search(rf"^#define {name} (\d+)\b", HEADER, re.M)
-    assert found, f"{name} is not a plain number in drm_ioctl.h"
+def defined(name: str, header: str = HEADER) -> int:
+    found = re.search(rf"^#define {name} (\d+)\b", header, re.M)
+    assert found, f"{name} is not a plain number in its header"
     return int(found[1])
 
 
@@ -49,8 +50,17 @@ def test_numbers_agree_with_python() -> None:
     assert defined("KNPU_KINDS") == layout.KINDS == len(KINDS)
     assert defined("KNPU_KIND_WAIT") == Kind.WAIT
     assert defined("KNPU_DEVICE_SLOTS") == layout.DEVICE_SLOTS
+    limits = (defined("KNPU_ARGUMENTS"), defined("KNPU_VALUES"), defined("KNPU_NO_RESULT"))
+    assert limits == (layout.ARGUMENTS, layout.VALUES, layout.NO_RESULT)
+    assert (defined("KNPU_KIND_BITS"), defined("KNPU_WORK_MAX")) == (layout.KIND_BITS, layout.WORK_MAX)
     assert (defined("KNPU_DRM_MAJOR"), defined("KNPU_DRM_MINORS")) == (layout.DRM_MAJOR, layout.DRM_MINORS)
     assert (defined("KNPU_ACCEL_MAJOR"), defined("KNPU_ACCEL_MINORS")) == (layout.ACCEL_MAJOR, layout.ACCEL_MINORS)
+
+
+def test_meanings_and_the_bit_of_the_hook_agree_with_python() -> None:
+    body = HEADER.partition("enum knpu_meaning {")[2].partition("}")[0]
+    assert tuple(name.lower() for name in re.findall(r"KNPU_SAYS_(\w+),", body)) == layout.MEANINGS
+    assert defined("KNPU_HOOK", FILE_HEADER) == 1 << hooks.HOOKS.index(hooks.FILE_IOCTL)
 
 
 def test_loss_reasons_agree_with_python() -> None:

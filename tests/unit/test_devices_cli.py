@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,12 @@ def test_drivers_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[1:]] == sorted(line.split()[0] for line in lines[1:])
     assert next(line.split()[2] for line in lines if line.startswith("amdgpu ")) == "partly"
     assert kubenpuctl("drivers", "-o", "wide") == 0
-    assert "virtio-pci,virtio-mmio,virtio_gpu" in capsys.readouterr().out
+    wide = capsys.readouterr().out
+    assert "virtio-pci,virtio-mmio,virtio_gpu" in wide
+    rows = {line.split()[0]: line for line in wide.splitlines()}
+    column = re.split(r"\s{2,}", rows["DRIVER"]).index("READS")
+    read = {name: re.split(r"\s{2,}", rows[name])[column] for name in ("i915", "xe", "nvidia")}
+    assert read == {"i915": "-", "xe": "count", "nvidia": "envelope,kind"}
 
 
 def test_drivers_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +188,7 @@ def test_drivers_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"devname": "nvidiactl", "major": 195, "minors": [255, 255]} in nvidia["interfaces"][0]["nodes"]
     calls = {call["name"]: call for call in nvidia["ioctls"]}
     assert calls["NV_ESC_RM_ALLOC"]["argument"]["kinds"]["62"] == "alloc"
+    assert (tables["xe"]["work"], "work" in nvidia) == ("buffers", False)
     assert calls["NV_ESC_IOCTL_XFER_CMD"]["argument"] == {
         "decides": "envelope", "size": 16, "offset": 0, "width": 4, "length": 4, "pointer": 8,
     }  # fmt: skip

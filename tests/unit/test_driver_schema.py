@@ -110,7 +110,6 @@ def test_ways_to_know_a_node(node: str, wanted: NodeMatch) -> None:
 @pytest.mark.parametrize(
     ("meaning", "wanted"),
     [
-        ('count = "jobs"', CountField(24, 8, 4, "jobs")),
         ('gpu = "gpu_id"', GpuField(24, 8, 4, "gpu_id")),
         ("envelope = { length = 4, pointer = 16 }", Envelope(24, 8, 4, 4, 16)),
         ("mask = 0x7\nkinds = { wait = [7] }", KindField(24, 8, 4, 7, {7: Kind.WAIT})),
@@ -135,9 +134,13 @@ def test_meanings_of_an_argument(meaning: str, wanted: Argument) -> None:
         ("bytes = 4", "bytes = true", "argument.NPU9_MEM.bytes is True"),
         ("bytes = 4", "bytes = 4\nmask = 0x100000000", "argument.NPU9_MEM.mask is 4294967296"),
         ("bytes = 4", "bytes = 4\nmask = 1", "argument.NPU9_MEM.kinds.free is 2"),
-        ("bytes = 4", 'bytes = 4\ncount = "jobs"', "argument.NPU9_MEM.meaning is ['kinds', 'count']"),
+        ("bytes = 4", "bytes = 4\ncount = true", "argument.NPU9_MEM.meaning is ['kinds', 'count']"),
         ("kinds = { alloc = [0], free = [1, 2] }", "", "argument.NPU9_MEM.meaning is []"),
-        ("kinds = { alloc = [0], free = [1, 2] }", 'count = "apples"', "argument.NPU9_MEM.count is 'apples'"),
+        ("kinds = { alloc = [0], free = [1, 2] }", "count = false", "argument.NPU9_MEM.count is False"),
+        ("kinds = { alloc = [0], free = [1, 2] }", "count = 1", "argument.NPU9_MEM.count is 1"),
+        ("kinds = { alloc = [0], free = [1, 2] }", "count = true", "count is 'NPU9_MEM'"),
+        ("kinds = { alloc = [0], free = [1, 2] }", 'gpu = "uuid"', "argument.NPU9_MEM.gpu is 'uuid'"),
+        ('hardware = "NPU nine"', 'hardware = ""\nwork = "apples"', "work is 'apples'"),
         ("kinds = { alloc = [0], free = [1, 2] }", 'gpu = "A b"', "argument.NPU9_MEM.gpu is 'A b'"),
         ("free = [1, 2]", "free = [0]", "argument.NPU9_MEM.kinds.free is 0"),
         ("free = [1, 2]", "free = [-1]", "argument.NPU9_MEM.kinds.free is -1"),
@@ -183,6 +186,35 @@ def test_meanings_of_an_argument(meaning: str, wanted: Argument) -> None:
 def test_refusals_of_what_char_devices_add(old: str, new: str, says: str) -> None:
     assert old in CHAR_GOOD
     assert says in refusal(CHAR_GOOD.replace(old, new, 1))
+
+
+BATCH = """
+[argument.NPU9_RUN]
+size = 16
+offset = 8
+bytes = 4
+count = true
+"""
+
+
+def test_work_is_counted_of_submissions_through_drm_in_a_unit() -> None:
+    good = GOOD.replace("[visibility]", f"{BATCH}[visibility]").replace("subsystem", 'work = "jobs"\nsubsystem')
+    table = parse_table(good, "x")
+    assert table.work == "jobs"
+    assert CountField(16, 8, 4) in {rule.argument for rule in table.interfaces[0].ioctls}
+    assert "count is 'NPU9_RUN'" in refusal(good.replace('work = "jobs"\n', ""))
+    assert "count is 'NPU9_RUN'" in refusal(good.replace('"submit", name', '"alloc", name'))
+    char = CHAR_GOOD.replace("[argument.NPU9_MEM]", f"{BATCH}[argument.NPU9_MEM]")
+    assert "count is 'NPU9_RUN'" in refusal(char.replace('hardware = "NPU nine"', 'hardware = ""\nwork = "jobs"'))
+
+
+def test_arguments_of_one_interface_end() -> None:
+    calls = ", ".join(f'{{ nr = {nr}, kind = "alloc", name = "C{nr}" }}' for nr in range(2, 33))
+    one = "size = 4\noffset = 0\nbytes = 4\nkinds = { free = [0] }\n"
+    text = CHAR_GOOD.replace("[[release]]", "".join(f"[argument.C{nr}]\n{one}" for nr in range(2, 33)) + "[[release]]")
+    text = text.replace("ioctl = [\n", f"ioctl = [\n{calls},\n", 1)
+    assert "argument is 32" in refusal(text)
+    assert parse_table(text.replace(f"[argument.C32]\n{one}", ""), "x").interfaces
 
 
 def test_drm_calls_are_not_matched_by_command() -> None:

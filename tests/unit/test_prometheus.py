@@ -47,9 +47,9 @@ TABLES = {
 }
 
 
-def counts(*calls: int, wait_ns: int = 0) -> Counts:
+def counts(*calls: int, wait_ns: int = 0, work: int = 0) -> Counts:
     calls = calls + (0,) * (7 - len(calls))
-    return Counts(calls, tuple(n // 10 for n in calls), wait_ns)
+    return Counts(calls, tuple(n // 10 for n in calls), wait_ns, work)
 
 
 VIEW = View(
@@ -62,7 +62,7 @@ VIEW = View(
         Device(ODD, "accel", None, None, None, None, (), "/sys/y"),
     ),
     usage=(
-        Usage(POD, IGPU, "i915", counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000), 1700000100.5, True),
+        Usage(POD, IGPU, "i915", counts(100, 20, 0, 0, 7, wait_ns=1_500_000_000, work=250), 1700000100.5, True),
         Usage(HOST, ODD, None, counts(0, 0, 0, 0, 0, 0, 12), 1700000200.0, False),
         Usage(LOST, IGPU, "i915", counts(3), 1700000300.0, False),
         Usage(Owner(OwnerKind.UNKNOWN), IGPU, "i915", counts(2, 1), 1700000300.0, True),
@@ -93,9 +93,13 @@ def visibility_of(vendor: str | None) -> dict[str, Visibility]:
     return TABLES.get(vendor or "", {})
 
 
+def work_of(vendor: str | None) -> str | None:
+    return "jobs" if vendor == "i915" else None
+
+
 def render(view: View, accept: str = "") -> str:
     reasons = ("cells-full", "no-device")
-    return Exposition(lambda: view, visibility_of, reasons).render(accept)[1].decode("utf-8")
+    return Exposition(lambda: view, visibility_of, reasons, work_of).render(accept)[1].decode("utf-8")
 
 
 def parse(text: str, accept: str = "") -> list[Family]:
@@ -138,7 +142,9 @@ def test_no_label_set_appears_twice_and_no_family_either() -> None:
 
 def test_the_output_is_what_the_table_says() -> None:
     table = {metric.name: metric for metric in METRICS}
-    found = samples(VIEW)
+    found = samples(
+        dataclasses.replace(VIEW, usage=(*VIEW.usage, Usage(HOST, IGPU, "i915", counts(1), 1700000300.0, True)))
+    )
     assert {sample.name for sample in found} == set(table)
     for sample in found:
         assert set(sample.labels) <= set(table[sample.name].labels)
@@ -153,6 +159,29 @@ def test_every_kind_of_a_seen_workload_is_there_from_the_start() -> None:
     assert calls == {"submit": 100, "alloc": 20, "free": 0, "map": 0, "wait": 7, "context": 0, "other": 0}
     assert select(VIEW, "kubenpu_ioctl_errors_total", pod="web-0")["submit"] == 10
     assert select(VIEW, "kubenpu_ioctl_wait_seconds_total", pod="web-0") == {"": 1.5}
+
+
+def test_work_is_told_in_the_unit_of_the_driver_and_only_where_it_has_one() -> None:
+    assert samples_of("kubenpu_submitted_work_total") == [({"work": "jobs", "vendor": "i915"}, 250)]
+    fresh = dataclasses.replace(VIEW, usage=(Usage(HOST, IGPU, "i915", counts(1), 1700000300.0, True),))
+    assert samples_of("kubenpu_host_submitted_work_total", fresh) == [({"work": "jobs", "vendor": "i915"}, 0)]
+    off = dataclasses.replace(
+        VIEW, hooks=(HookStatus("drm_ioctl", "off", "", 5), HookStatus("file_ioctl", "lsm", "", 5))
+    )
+    assert samples_of("kubenpu_submitted_work_total", off) == []
+
+
+@pytest.mark.parametrize("hooks", [("drm_ioctl", "file_ioctl"), ("file_ioctl",)])
+def test_work_is_known_of_a_device_whose_other_calls_end_unseen(hooks: tuple[str, ...]) -> None:
+    both = (HookStatus("drm_ioctl", "fentry", "", 5), HookStatus("file_ioctl", "lsm", "", 5))
+    view = dataclasses.replace(VIEW, hooks=both, usage=(dataclasses.replace(VIEW.usage[0], hooks=hooks),))
+    assert len(samples_of("kubenpu_submitted_work_total", view)) == ("drm_ioctl" in hooks)
+    assert select(view, "kubenpu_ioctl_errors_total") == {}
+
+
+def samples_of(name: str, view: View = VIEW) -> list[tuple[dict[str, str], float]]:
+    found = [sample for sample in samples(view) if sample.name == name]
+    return [({key: sample.labels[key] for key in ("work", "vendor")}, sample.value) for sample in found]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kubenpu.model.device import CountField, GpuField
 from kubenpu.model.kinds import Kind
-from kubenpu.service.inventory import has_char_nodes, read_inventory
+from kubenpu.model.sample import DeviceRule, NodeRule
+from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory
 from tests.unit.test_chardevs import Machine
 from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
 
@@ -114,3 +118,47 @@ def test_which_majors_are_shared(tmp_path: Path) -> None:
         "235:0": True,
         "10:196": True,
     }
+
+
+class Rules:
+    """What would be written to the kernel."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        self.drm: list[DeviceRule] = []
+        self.nodes: list[NodeRule] = []
+
+    def assign_slot(self, address: str) -> int | None:
+        return self.slots.setdefault(address, len(self.slots)) if address != "npu" else None
+
+    def write_rules(self, rules: Iterable[DeviceRule]) -> list[DeviceRule]:
+        self.drm = list(rules)
+        return []
+
+    def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
+        self.nodes = list(rules)
+        return []
+
+
+def test_a_node_for_all_gpus_is_told_their_slots_and_what_names_them(sysfs: FakeSysfs, tmp_path: Path) -> None:
+    sysfs.add_device("devices/virtual/kfd/kfd", ["MAJOR=240", "MINOR=0", "DEVNAME=kfd"])
+    (sysfs.root / "dev/char").mkdir(parents=True)
+    (sysfs.root / "dev/char/240:0").symlink_to("../../devices/virtual/kfd/kfd")
+    (sysfs.root / "devices/virtual/kfd/kfd/subsystem").symlink_to(sysfs.root / "class/kfd")
+    found = read_inventory(sysfs.root, tmp_path)
+    devices = [replace(each, kfd_gpu_id=4711 if each.vendor == "i915" else None) for each in found.devices]
+    devices.append(replace(devices[0], address="npu", kfd_gpu_id=12))
+    store = Rules()
+    apply_rules(store, replace(found, devices=tuple(devices)), tmp_path)  # type: ignore[arg-type]
+    (node,) = store.nodes
+    assert node.gpus == {4711: store.slots["0000:00:02.0"]}
+    arguments = {nr: each for table in node.tables for nr, each in table.arguments.items()}
+    assert arguments[0x02] == GpuField(88, 36, 4, "gpu_id")
+    assert {rule.slot for rule in store.drm} == {store.slots["0000:00:02.0"]}
+
+
+def test_arguments_of_drm_follow_the_driver(sysfs: FakeSysfs, tmp_path: Path) -> None:
+    inventory = read_inventory(sysfs.root, tmp_path)
+    assert inventory.arguments == {"0000:00:02.0": {}, "npu": {}}
+    (sysfs.root / NPU / "uevent").write_text("DRIVER=qaic\n")
+    assert read_inventory(sysfs.root, tmp_path).arguments["npu"] == dict.fromkeys((0x44, 0x45), CountField(16, 0, 4))

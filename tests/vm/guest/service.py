@@ -214,7 +214,8 @@ def assert_exact(done: Tally, kinds: Mapping[int, str], device: str, **labels: s
 def assert_conserved() -> None:
     """Nothing is lost and every device's totals are accounted for."""
     found = rows()
-    assert not {k: v for k, v in dropped().items() if v}
+    lost = {reason: count for reason, count in dropped().items() if count}
+    assert not lost, lost
     imbalances = {r.labels["device"]: r.value for r in found if r.name == "kubenpu_attribution_imbalance"}
     assert imbalances
     assert set(imbalances.values()) == {0}

@@ -269,14 +269,17 @@ static const struct action {
 /* ---- the script --------------------------------------------------------------------------------------------------- */
 
 static struct step {
-	const struct action *action; /* NULL: a raw call, with 16 zero bytes */
+	const struct action *action; /* NULL: a raw call, with the bytes of --argument and zeros up to ARGUMENT_BYTES */
 	unsigned int nr;
 	bool whole; /* `nr` is the whole command; it is told under its low byte */
 	unsigned long count;
 } steps[MAX_STEPS];
 
 static unsigned int step_count;
+#define ARGUMENT_BYTES 256
+static unsigned char argument[ARGUMENT_BYTES];
 static unsigned int ioctl_type = 'd';
+static int enveloped = -1;
 static const char *node;
 static double rate, seconds;
 static volatile sig_atomic_t stopped;
@@ -284,9 +287,10 @@ static volatile sig_atomic_t stopped;
 static void usage(void)
 {
 	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR|=COMMAND[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
-			"                [--seconds S] [--type CHAR|NUMBER] [--compat] [--hold] [--tally FILE]\n"
+			"                [--seconds S] [--type CHAR|NUMBER] [--argument HEX] [--envelope NR] [--compat] [--hold] [--tally FILE]\n"
 			"       workload --read FILE\n"
 			"Prints one line of JSON: {\"calls\": {\"0x43\": [ok, error, started], ...}}. --rate is per thread.\n"
+			"--argument: the first bytes of what raw calls carry; --envelope: as the call NR in an envelope of NVIDIA's.\n"
 			"--compat: raw calls as a 32-bit program makes them. --hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
 	for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++)
 		fprintf(stderr, "  %-16s %s\n", actions[i].name, actions[i].calls);
@@ -315,6 +319,16 @@ static void parse_step(char *text)
 		usage();
 }
 
+static void parse_argument(const char *text)
+{
+	unsigned int length = 0, byte;
+
+	for (; text[0] && text[1] && length < ARGUMENT_BYTES && sscanf(text, "%2x", &byte) == 1; text += 2)
+		argument[length++] = byte;
+	if (*text)
+		usage();
+}
+
 static double now(void)
 {
 	struct timespec time;
@@ -335,15 +349,19 @@ static void pace(double begin, unsigned long done)
 
 static void run_step(struct client *client, const struct step *step)
 {
-	static char zeros[MAX_THREADS][16]; /* static: below 4 GiB */
-	char *zero = zeros[(struct row *)client->by_nr - rows];
+	static unsigned char all[MAX_THREADS][ARGUMENT_BYTES]; /* static: below 4 GiB */
+	unsigned char *mine = all[(struct row *)client->by_nr - rows];
+	struct { uint32_t nr, size; void *pointer; } envelope = {enveloped, ARGUMENT_BYTES, mine};
 
+	memcpy(mine, argument, ARGUMENT_BYTES); /* the call may have written there */
 	if (step->action)
 		step->action->run(client);
 	else if (step->whole)
-		call_whole(client, step->nr, zero);
+		call_whole(client, step->nr, mine);
+	else if (enveloped >= 0)
+		CALL(client, step->nr, &envelope);
 	else
-		call(client, step->nr, _IOC_READ | _IOC_WRITE, sizeof(zeros[0]), zero);
+		call(client, step->nr, _IOC_READ | _IOC_WRITE, ARGUMENT_BYTES, mine);
 }
 
 static void *work(void *row)
@@ -408,6 +426,7 @@ int main(int argc, char **argv)
 		{"seconds", required_argument, NULL, 's'}, {"type", required_argument, NULL, 'T'},
 		{"hold", no_argument, NULL, 'h'},	   {"tally", required_argument, NULL, 'f'},
 		{"read", required_argument, NULL, 'R'},	   {"compat", no_argument, NULL, 'c'},
+		{"argument", required_argument, NULL, 'a'}, {"envelope", required_argument, NULL, 'e'},
 		{0},
 	};
 	const char *tally = NULL, *read_from = NULL;
@@ -425,6 +444,8 @@ int main(int argc, char **argv)
 		case 'r': rate = strtod(optarg, NULL); break;
 		case 's': seconds = strtod(optarg, NULL); break;
 		case 'T': ioctl_type = optarg[1] ? strtoul(optarg, NULL, 0) & 0xff : (unsigned char)optarg[0]; break;
+		case 'a': parse_argument(optarg); break;
+		case 'e': enveloped = strtoul(optarg, NULL, 0) & 0xff; break;
 		case 'h': hold = true; break;
 		case 'c': compat = true; break;
 		case 'f': tally = optarg; break;

@@ -178,7 +178,7 @@ def test_nothing_happens_without_a_reason(rig: Rig) -> None:
         rig.node.wait_for("resolve", 2)
 
     rig.run(script)
-    assert rig.node.steps == ["rescan", "open", "tidy", "resolve", "resolve"]
+    assert rig.node.steps == ["rescan", "open", "tidy", "resolve", "ask_kubelet", "resolve"]
 
 
 # ---- devices ----

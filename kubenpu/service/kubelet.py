@@ -7,15 +7,21 @@ Owns that from then on. A node without kubelet costs a look for the socket. For 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kubenpu.model.errors import SourceError
 from kubenpu.model.view import View
 
 if TYPE_CHECKING:
     from kubenpu.model.allocation import Allocations
     from kubenpu.service.allocations import Kubelet, Runtime
+
+
+KUBELET = "kubelet"
+"""The source."""
 
 
 class MaybeKubelet:
@@ -39,16 +45,20 @@ class MaybeKubelet:
         self._socket, self._kubelet = socket, None
         return True
 
-    def ask(self, view: Callable[[], View]) -> bool:
-        """False: there is none. Raises SourceError when it does not answer."""
+    def ask(self, view: Callable[[], View], note: Callable[[str, str, float], None]) -> None:
+        """Tells `note` whether it answered and how long that took, unless there is none."""
         if self._kubelet is None:
             if not self._socket or not os.path.exists(self._socket):  # noqa: PTH110 - Path.exists() may raise
-                return False
+                return
             from kubenpu.service.allocations import Kubelet  # noqa: PLC0415 - of use on nodes of a cluster
 
             self._kubelet = Kubelet(Path(self._socket), self._runtimes)
-        self._kubelet.ask(view)
-        return True
+        begin, reason = time.monotonic(), ""
+        try:
+            self._kubelet.ask(view)
+        except SourceError as e:
+            reason = str(e)
+        note(KUBELET, reason, time.monotonic() - begin)
 
     def close(self) -> None:
         if self._kubelet is not None:

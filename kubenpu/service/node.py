@@ -40,7 +40,7 @@ from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Res
 from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
-from kubenpu.service.kubelet import MaybeKubelet
+from kubenpu.service.kubelet import KUBELET, MaybeKubelet
 
 if TYPE_CHECKING:
     from kubenpu.identity.containers import Containers, PlainContainer
@@ -50,7 +50,6 @@ SIMULATED_MARK = "kubenpu-simulated"
 RESOLVE_DEADLINE_S = 2.0
 CLIENTS = "clients"
 CLIENTS_GRACE_NS = 10_000_000_000
-KUBELET = "kubelet"
 NAMELESS = Resolution(Owner(OwnerKind.UNKNOWN), False, "the cgroup is gone and its name was not captured")
 
 
@@ -241,13 +240,7 @@ class Node:
 
     def ask_kubelet(self) -> None:
         """Which device it has given to whom; may take seconds."""
-        begin, reason = time.monotonic(), ""
-        try:
-            if not self._kubelet.ask(self.view):
-                return
-        except SourceError as e:
-            reason = str(e)
-        self.note_source(KUBELET, reason, time.monotonic() - begin)
+        self._kubelet.ask(self.view, self.note_source)
 
     def _note_runtimes(self, seconds: float | None = None) -> None:
         """`seconds` is how long they took to answer, None when they were not asked now."""

@@ -21,7 +21,7 @@ BPF_HEADERS := $(wildcard bpf/*.h)
 HOOKS := drm_ioctl file_ioctl clients
 BPF_OBJECTS := $(foreach hook,$(HOOKS),$(MACHINES:%=build/bpf/%/$(hook).bpf.o))
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
-PROTO := tests/fakes/cri_pb2.py
+PROTO := tests/fakes/cri_pb2.py tests/fakes/podresources_pb2.py
 SIM := build/sim/sim_workload
 
 # Debian packages: what `make check` needs; what building and running here, the integration tests, the guests need too

@@ -119,6 +119,7 @@ NODE = Interface(
             (ROWS, Argument("total", "u")),
             "a page of counts, one row per workload and device; total: rows that the filter selects",
         ),
+        Method("ListAllocations", (), (ROWS,), "devices that the kubelet has given to containers"),
         Method(
             "GetUsage",
             (Argument("by", "s"), Argument("since", "t"), Argument("until", "t")),

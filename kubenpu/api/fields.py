@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kubenpu.model.device import Device
 from kubenpu.model.identity import Owner
@@ -18,6 +18,9 @@ from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import Counts
 from kubenpu.model.usage import UsageRow
 from kubenpu.model.view import Usage, View
+
+if TYPE_CHECKING:
+    from kubenpu.model.allocation import Allocation
 
 MAX_ROWS = 500  # of a page of GetCounters
 MAX_WORKLOADS = 4096  # of a reply of ListWorkloads
@@ -112,8 +115,11 @@ class ShownDevice(NamedTuple):
 
 
 class ShownUsage(NamedTuple):
+    """`allocated` None: it is not known."""
+
     usage: Usage
     counts: ShownCounts
+    allocated: bool | None
 
 
 class Workload(NamedTuple):
@@ -191,6 +197,23 @@ COUNTER_FIELDS: tuple[Field[ShownUsage], ...] = (
     *_of(COUNT_FIELDS, lambda shown: shown.counts),
     Field("EngineNs", NUMBER_BY_NAME, "device time by engine, in nanoseconds, where the driver tells it", _engine_ns),
     Field("MemoryBytes", NUMBER_BY_NAME, "memory that it has now, by region, where the driver tells it", _memory),
+    Field("Allocated", FLAG, "whether the kubelet has given it the device; absent: not known", lambda s: s.allocated),
+)
+ALLOCATION_FIELDS: tuple[Field[Allocation], ...] = (
+    Field("Namespace", TEXT, "namespace of the pod", lambda a: a.namespace, True),
+    Field("Pod", TEXT, "name of the pod", lambda a: a.pod, True),
+    Field("Container", TEXT, "name of the container", lambda a: a.container, True),
+    Field("PodUid", TEXT, "UID of the pod", lambda a: a.pod_uid),
+    Field("Resource", TEXT, "what the device plugin calls its resource, or the DRA driver", lambda a: a.resource, True),
+    Field("DeviceId", TEXT, "id of the device plugin, or pool and device of DRA", lambda a: a.device_id, True),
+    Field("Claim", TEXT, "namespace and name of the resource claim, for DRA", lambda a: a.claim),
+    Field("Device", TEXT, "address of the device; absent: the id does not tell it", lambda a: a.device),
+    Field(
+        "IdleSince",
+        NUMBER,
+        "Unix time since which the container made no call to the device, as far as kubenpud has looked, in seconds",
+        lambda a: None if a.idle_since is None else int(a.idle_since),
+    ),
 )
 DEVICE_FIELDS: tuple[Field[ShownDevice], ...] = (
     Field("Address", TEXT, "PCI address, else the name in sysfs", lambda s: s.device.address, True),

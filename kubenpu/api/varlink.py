@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from kubenpu.api.fields import (
+    ALLOCATION_FIELDS,
     COUNT_FIELDS,
     COUNTER_FIELDS,
     DEVICE_FIELDS,
@@ -79,6 +80,7 @@ TYPES = (
     Struct("Counts", _parts(COUNT_FIELDS), "calls of one device, counted independently of who made them"),
     Struct("Device", _parts(DEVICE_FIELDS), "an accelerator"),
     Struct("Workload", _parts(WORKLOAD_FIELDS), "a pod, unit or unnamed workload that used one"),
+    Struct("Allocation", _parts(ALLOCATION_FIELDS), "a device that the kubelet has given to a container"),
     Struct("Filter", _parts(FILTER_FIELDS, all_absent=True), "what is given has to be equal"),
     Struct("Counter", _parts(COUNTER_FIELDS), "the calls of one workload on one device"),
 )
@@ -97,6 +99,12 @@ METHODS = (
         ),
         (COUNTERS, Part("total", "int", "rows that the filter selects")),
         "a page of counts, one row per workload and device",
+    ),
+    Method(
+        "ListAllocations",
+        (),
+        (Part("allocations", "[]Allocation"),),
+        "devices that the kubelet has given to containers; Failed where it does not tell",
     ),
     Method(
         "Watch",

@@ -22,6 +22,7 @@ from kubenpu.model.usage import UsageRow
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import DeviceRow, NodeClient, NodeRow
+    from kubenpu.model.allocation import Allocation
 
 TIMEOUT_S = 10.0
 _KEYS = {"kind": "Kind", "namespace": "Namespace", "pod": "Pod", "device": "Device"}
@@ -70,6 +71,13 @@ class Feed:
             node = client.node()
             at, unix_s = time.monotonic(), time.time()
             return Sample(at, unix_s, node, tuple(client.devices()), tuple(client.counters(self._filter)))
+
+    def read_allocations(self) -> list[Allocation]:
+        """Those that the filter is for."""
+        wanted = {name: self._filter[key] for name, key in _KEYS.items() if key in self._filter and name != "kind"}
+        with self._connected() as client:
+            found = client.allocations()
+        return [each for each in found if all(getattr(each, name) == value for name, value in wanted.items())]
 
     def read_devices(self) -> tuple[NodeRow, list[DeviceRow]]:
         with self._connected() as client:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kubenpuctl pods`: how much each container and each unit outside pods used each device, from the running daemon."""
+"""`kubenpuctl pods`: how much each container and each unit outside pods used each device, from the running daemon.
+
+idle.py has what --idle shows.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kubenpu.cli.bus import Feed, add_bus_argument, add_filter_arguments
+from kubenpu.cli.idle import add_idle_argument, run_idle
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table, show_time
 from kubenpu.cli.workloads import find_notes, place_of, show_seconds, to_json
 from kubenpu.model.kinds import KIND_LABELS
@@ -17,9 +21,8 @@ if TYPE_CHECKING:
 _HEADER = ("NAMESPACE", "POD", "CONTAINER", "DEVICE", *(label.upper() for label in KIND_LABELS))
 _FIRST_TO_GO = ("OTHER", "CONTEXT", "FREE", "MAP", "WAIT", "ALLOC", "CONTAINER")
 """In a narrow terminal."""
-_MORE_NUMBERS = ("ERRORS", "WAIT SECONDS", "DEVICE SECONDS", "MEMORY MIB")
-_MORE = (*_MORE_NUMBERS, "VENDOR", "ALIVE", "SINCE", "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
-_WIDE_HEADER = (*_HEADER, *_MORE)
+_OF_ROW = ("ERRORS", "WAIT SECONDS", "DEVICE SECONDS", "MEMORY MIB", "VENDOR", "ALIVE", "ALLOCATED", "SINCE")
+_WIDE_HEADER = (*_HEADER, *_OF_ROW, "POD UID", "CONTAINER ID", "HOST KIND", "IMAGE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_format_arguments(parser)
     add_filter_arguments(parser)
+    add_idle_argument(parser)
     add_bus_argument(parser)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.idle is not None:
+        return run_idle(args)
     with Feed(args) as feed:
         sample = feed.read()
     rows = sorted(sample.rows, key=lambda row: (place_of(row.owner), row.device))
@@ -66,6 +72,7 @@ def _wide_cells(row: CounterRow) -> tuple[str | None, ...]:
         None if row.memory is None else f"{sum(row.memory.values()) / (1 << 20):.1f}",
         row.vendor,
         "yes" if row.alive else "no",
+        None if row.allocated is None else "yes" if row.allocated else "no",
         show_time(counts.since),
         owner.pod_uid,
         owner.container_id,

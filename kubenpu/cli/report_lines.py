@@ -14,12 +14,16 @@ from fractions import Fraction
 
 from kubenpu.cli.prices import Prices
 from kubenpu.model.usage import (
-    ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_ACTIVITY_MS,
+    BY_ALLOCATION_MS,
     BY_LABEL,
     DEVICE_NS,
     MEMORY_KIB_S,
     PRESENT_MS,
+    RULES,
     SHARE_MS,
+    UNUSED_MS,
     UNWATCHED_MS,
     WAIT_NS,
     Part,
@@ -27,11 +31,13 @@ from kubenpu.model.usage import (
 )
 
 SPLIT = (
-    "Device time is split by activity: each stored interval (a minute) is divided evenly among the workloads that made "
-    "calls to the device in it. Intervals without calls are idle; those in which nobody looked for more than two "
-    "minutes are unwatched. Neither is charged to anybody. Device seconds and memory are what the driver tells of its "
-    "clients, - where it does not."
+    "Each stored interval (a minute) of a device is divided by allocation: evenly among the containers that the "
+    "kubelet has given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among "
+    "the workloads that made calls to it. What is neither given nor used is idle; time in which nobody looked for more "
+    "than two minutes is unwatched. Neither is charged to anybody. Device seconds and memory are what the driver tells "
+    "of its clients, - where it does not; no time is divided by them."
 )
+RULE_NAMES: Mapping[str, str] = {BY_ALLOCATION_MS: "allocation", BY_ACTIVITY_MS: "activity"}
 UNATTRIBUTED, UNWATCHED, IDLE, TOTAL = "(unattributed)", "(unwatched)", "(idle)", "total"
 NAMES: Mapping[str, tuple[str, ...]] = {
     "namespace": ("namespace",),
@@ -162,9 +168,23 @@ class _Sum:
 
 
 def idle_ms(device: UsageRow) -> int:
-    """What nobody used of the time in which calls were counted."""
+    """What nobody had of the time in which calls were counted."""
     get = device.amounts.get
-    return get(PRESENT_MS, 0) - get(ACTIVE_MS, 0) - get(UNWATCHED_MS, 0)
+    return get(PRESENT_MS, 0) - sum(get(rule, 0) for rule in RULES) - get(UNWATCHED_MS, 0)
+
+
+def split_of(device: UsageRow) -> dict[str, int]:
+    """Milliseconds of the device's time by the name of the rule that divided them."""
+    return {RULE_NAMES[rule]: device.amounts[rule] for rule in RULES if device.amounts.get(rule)}
+
+
+def describe_split(report: Report) -> str:
+    """SPLIT, and which device's time was divided how."""
+    parts = []
+    for device in report.devices:
+        hours = [f"{ms / 3_600_000:.2f} h by {name}" for name, ms in split_of(device).items()]
+        parts += [f"{device.device}: {', '.join(hours)}"] if hours else []
+    return f"{SPLIT} Divided here: {'; '.join(parts)}." if parts else SPLIT
 
 
 def _cost(times: Iterable[tuple[UsageRow, int]], prices: Prices | None) -> Fraction | None:
@@ -223,3 +243,9 @@ def memory_gib_hours(line: Line) -> float | None:
 def _scaled(line: Line, measure: str, unit: float) -> float | None:
     value = line.amounts.get(measure)
     return None if value is None else value / unit
+
+
+def idle_share(line: Line) -> float | None:
+    """The part without calls of the time that devices were given to it; None where none was, or that is not known."""
+    allocated = line.amounts.get(ALLOCATED_MS)
+    return line.amounts.get(UNUSED_MS, 0) / allocated if allocated else None

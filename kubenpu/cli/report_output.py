@@ -16,15 +16,23 @@ from kubenpu.cli.report_lines import (
     SPLIT,
     Line,
     Report,
+    describe_split,
     device_seconds,
     idle_ms,
+    idle_share,
     memory_gib_hours,
+    split_of,
     wait_seconds,
 )
 from kubenpu.model.kinds import KIND_LABELS
-from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, UsageRow
+from kubenpu.model.usage import ACTIVE_MS, ALLOCATED_MS, PRESENT_MS, SHARE_MS, UNUSED_MS, UNWATCHED_MS, UsageRow
 
 _TOLD = ("device_seconds", "memory_gib_hours")
+_TIMES = {
+    "active_seconds": ACTIVE_MS,
+    "allocated_seconds": ALLOCATED_MS,
+    "allocated_unused_seconds": UNUSED_MS,
+}
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -32,11 +40,22 @@ def render_text(report: Report) -> str:
     """The table, and what has to be known to read it."""
     table = render_table([*map(escape, header_of(report))], [cells_of(line, report) for line in report.lines])
     span = f"{show_time(report.since)} to {show_time(report.until)}"
-    return f"{table}\n{textwrap.fill(f'{span}. {SPLIT}', 100)}\n"
+    return f"{table}\n{textwrap.fill(f'{span}. {escape(describe_split(report))}', 100)}\n"
 
 
 def header_of(report: Report) -> tuple[str, ...]:
-    numbers = ("SUBMITS", "CALLS", "ERRORS", "WAIT S", "ACTIVE H", "SHARE H", "DEVICE S", "MEM GIBH")
+    numbers = (
+        "SUBMITS",
+        "CALLS",
+        "ERRORS",
+        "WAIT S",
+        "ACTIVE H",
+        "ALLOC H",
+        "IDLE %",
+        "SHARE H",
+        "DEVICE S",
+        "MEM GIBH",
+    )
     money = (f"COST {report.currency}",) if report.currency else ()
     return (*(column.upper() for column in report.columns), *numbers, *money)
 
@@ -52,6 +71,9 @@ def _numbers(line: Line) -> Iterator[str | None]:
     wait = wait_seconds(line)
     yield None if wait is None else f"{wait:.1f}"
     yield _hours(line.amounts.get(ACTIVE_MS))
+    yield _hours(line.amounts.get(ALLOCATED_MS))
+    idle = idle_share(line)
+    yield None if idle is None else f"{idle * 100:.0f}"
     yield _hours(line.amounts.get(SHARE_MS, 0))
     seconds, memory = device_seconds(line), memory_gib_hours(line)
     yield None if seconds is None else f"{seconds:.1f}"
@@ -60,6 +82,10 @@ def _numbers(line: Line) -> Iterator[str | None]:
 
 def _whole(number: int | None) -> str | None:
     return None if number is None else str(number)
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
 
 
 def _hours(ms: int | None) -> str | None:
@@ -75,7 +101,8 @@ def render_csv(report: Report) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     kinds = [f"calls_{kind}" for kind in KIND_LABELS]
-    numbers = ("calls", *kinds, "errors", "wait_seconds", "active_seconds", "share_seconds", *_TOLD, "cost", "currency")
+    before = ("calls", *kinds, "errors", "wait_seconds")
+    numbers = (*before, *_TIMES, "share_seconds", *_TOLD, "cost", "currency")
     writer.writerow(["since", "until", "kind", *map(_cell, report.columns), *numbers])
     for line in report.lines:
         values = line_to_json(line, report)
@@ -112,14 +139,13 @@ def report_to_json(report: Report, node: str, simulated: bool | None) -> dict[st
 def line_to_json(line: Line, report: Report) -> dict[str, object]:
     names = dict(zip(report.columns, (name or None for name in line.names), strict=True))
     counted = {kind: line.amounts.get(f"calls.{kind}") for kind in KIND_LABELS}
-    active = line.amounts.get(ACTIVE_MS)
     return {
         "kind": line.kind,
         "names": names,
         "calls": counted if any(value is not None for value in counted.values()) else None,
         "errors": line.sum_of("errors."),
         "wait_seconds": wait_seconds(line),
-        "active_seconds": None if active is None else active / 1000,
+        **{name: _seconds(line.amounts.get(measure)) for name, measure in _TIMES.items()},
         "share_seconds": line.amounts.get(SHARE_MS, 0) / 1000,
         **dict(zip(_TOLD, (device_seconds(line), memory_gib_hours(line)), strict=True)),
         "cost": None if line.cost is None else line.cost / 100,
@@ -133,6 +159,7 @@ def _device_to_json(device: UsageRow) -> dict[str, object]:
         "vendor": device.vendor,
         "present_seconds": get(PRESENT_MS, 0) / 1000,
         "active_seconds": get(ACTIVE_MS, 0) / 1000,
+        "split_seconds": {name: ms / 1000 for name, ms in split_of(device).items()},
         "unwatched_seconds": get(UNWATCHED_MS, 0) / 1000,
         "idle_seconds": idle_ms(device) / 1000,
     }

@@ -18,11 +18,11 @@ from itertools import accumulate
 from kubenpu.cli.output import escape
 from kubenpu.cli.report_lines import (
     IDLE,
-    SPLIT,
     UNATTRIBUTED,
     UNWATCHED,
     Line,
     Report,
+    describe_split,
     idle_ms,
     name_of,
 )
@@ -107,7 +107,7 @@ def render_page(
 <h2>Use</h2>
 <div class="scroll">{_table(report, colours)}</div>
 <h2>How this is split</h2>
-<p>{_text(SPLIT)}</p>{notes}
+<p>{_text(describe_split(report))}</p>{notes}
 </body></html>
 """
 

@@ -59,6 +59,7 @@ def to_json(row: CounterRow, node: NodeRow) -> dict[str, object]:
         "device": row.device,
         "vendor": row.vendor,
         "alive": row.alive,
+        "allocated": row.allocated,
         **counts_to_json(row.counts),
         "engine_seconds": row.engine_ns and {engine: ns / 1e9 for engine, ns in row.engine_ns.items()},
         "memory_bytes": row.memory and dict(row.memory),

@@ -60,6 +60,7 @@ class Settings:
     cri_sockets: tuple[Path, ...]
     cgroup_root: str
     pod_labels: tuple[str, ...]
+    kubelet_socket: str
     retention_seconds: int
     clients_interval_seconds: int
     history_enabled: bool
@@ -177,6 +178,14 @@ SETTINGS: tuple[Setting, ...] = (
         list_of(LABEL_KEY, "a list of keys such as team or example.com/cost-centre", most=16),
         (),
         "Labels or annotations of pods that reports can be summed up by, for teams and cost centres.",
+        needs_restart=False,
+    ),
+    Setting(
+        "identity.kubelet_socket",
+        "kubelet_socket",
+        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing", "PATH"),
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "Socket on which the kubelet tells which devices it has given to whom; empty: it is not asked.",
         needs_restart=False,
     ),
     Setting(

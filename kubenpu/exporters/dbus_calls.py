@@ -13,7 +13,7 @@ from typing import Any
 
 from kubenpu.api import dbus as api
 from kubenpu.api.dbus import Fields, Interface, Method
-from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS, USAGE_FIELDS
+from kubenpu.api.fields import ALLOCATION_FIELDS, MAX_ROWS, MAX_WORKLOADS, USAGE_FIELDS
 from kubenpu.exporters.dbus_connection import fields_to_wire, from_wire, to_wire
 from kubenpu.exporters.dbus_next_parts import Message, Variant
 from kubenpu.exporters.dbus_objects import Emission, Objects, read_workload
@@ -62,6 +62,7 @@ class Answers:
             f"{api.NODE.name}.ListDevices": self._list_devices,
             f"{api.NODE.name}.ListWorkloads": self._list_workloads,
             f"{api.NODE.name}.GetCounters": self._get_counters,
+            f"{api.NODE.name}.ListAllocations": self._list_allocations,
             f"{api.NODE.name}.GetUsage": self._get_usage,
             f"{api.OBJECT_MANAGER.name}.GetManagedObjects": self._managed_objects,
             f"{api.INTROSPECTABLE.name}.Introspect": self._introspect,
@@ -115,6 +116,10 @@ class Answers:
         wanted = {name: _checked(name, value) for name, value in given.items()}
         rows, total = self._objects().counters(wanted, offset, min(limit or MAX_ROWS, MAX_ROWS))
         return [[_wire(row) for row in rows], total]
+
+    def _list_allocations(self, _call: Any) -> list[object]:
+        allocations = self._objects().picture.allocations()
+        return [[_wire(api.read_fields(ALLOCATION_FIELDS, each)) for each in allocations]]
 
     def _get_usage(self, call: Any) -> list[object]:
         by, since, until = call.body

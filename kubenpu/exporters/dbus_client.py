@@ -26,6 +26,7 @@ from kubenpu.exporters.dbus_connection import (
     system_bus_address,
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
+from kubenpu.model.allocation import Allocation
 from kubenpu.model.errors import SourceError, UnreachableError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from kubenpu.model.usage import Part, UsageRow
@@ -86,7 +87,10 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """One workload on one device. `engine_ns` by engine and `memory` by region, in bytes: None: nobody tells them."""
+    """One workload on one device. `engine_ns` by engine and `memory` by region, in bytes: None: nobody tells them.
+
+    `allocated` None: it is not known.
+    """
 
     owner: Owner
     device: str
@@ -95,6 +99,7 @@ class CounterRow:
     counts: CountsRow
     engine_ns: Mapping[str, int] | None = None
     memory: Mapping[str, int] | None = None
+    allocated: bool | None = None
 
     @property
     def engine_seconds(self) -> float | None:
@@ -142,6 +147,11 @@ class NodeClient:
             found += map(parse_counter, rows)
             if not rows or len(found) >= total:
                 return found
+
+    def allocations(self) -> list[Allocation]:
+        """What the kubelet has given to whom."""
+        (rows,) = self._call("ListAllocations")
+        return [parse_allocation(row) for row in rows]
 
     def usage(self, by: str, since: int, until: int) -> list[UsageRow]:
         """What was used between two Unix times, see model/usage.py."""
@@ -220,8 +230,22 @@ def parse_device(row: Mapping[str, Any]) -> DeviceRow:
 
 
 def parse_counter(row: Mapping[str, Any]) -> CounterRow:
-    told = (row.get("EngineNs"), row.get("MemoryBytes"))
+    told = (row.get("EngineNs"), row.get("MemoryBytes"), row.get("Allocated"))
     return CounterRow(_owner_of(row), row["Device"], row.get("Vendor"), row["Alive"], _counts(row), *told)
+
+
+def parse_allocation(row: Mapping[str, Any]) -> Allocation:
+    return Allocation(
+        row["Namespace"],
+        row["Pod"],
+        row["Container"],
+        row["Resource"],
+        row["DeviceId"],
+        row.get("Claim", ""),
+        row.get("Device"),
+        row.get("PodUid", ""),
+        row.get("IdleSince"),
+    )
 
 
 def parse_usage(row: Mapping[str, Any]) -> UsageRow:

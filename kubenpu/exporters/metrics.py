@@ -127,6 +127,12 @@ def _device_visibility(scrape: Scrape) -> Iterator[Point]:
             yield Point((device.address, what), VISIBILITY_CODES[visibility])
 
 
+def _allocated(scrape: Scrape) -> Iterator[Point]:
+    known = scrape.view.allocations
+    for each in known.all if known is not None else ():
+        yield Point((each.pod, each.namespace, each.container, each.device or "", each.resource, each.device_id), 1)
+
+
 def _drops(scrape: Scrape) -> Iterator[Point]:
     known = dict.fromkeys(scrape.loss_reasons, 0) if scrape.counting else {}
     return (Point((reason,), count) for reason, count in sorted({**known, **scrape.view.dropped}.items()))
@@ -278,6 +284,15 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "driver tables",
         _device_visibility,
+    ),
+    Metric(
+        "kubenpu_device_allocated",
+        "gauge",
+        ("pod", "namespace", "container", "device", "resource", "device_id"),
+        "1 for each device that the kubelet has given to a container; without device where device_id does not tell it.",
+        "1",
+        "kubelet: pod-resources",
+        _allocated,
     ),
     Metric(
         "kubenpu_events_dropped_total",

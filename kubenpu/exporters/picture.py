@@ -11,12 +11,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kubenpu.api.fields import FILTER_FIELDS, ShownCounts, ShownDevice, ShownUsage, Workload
 from kubenpu.model.device import Visibility
+from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner
 from kubenpu.model.view import DeviceUsage, Usage, View, sees_outcome
+
+if TYPE_CHECKING:
+    from kubenpu.model.allocation import Allocation
 
 FRESH_S = 1.0
 FILTERS = {each.name: each for each in FILTER_FIELDS}
@@ -57,7 +61,16 @@ class Picture:
         return [u for u in self.view.usage if self.view.counts(u.hooks) and _fits(u, wanted)]
 
     def show(self, usage: Usage) -> ShownUsage:
-        return ShownUsage(usage, self._counts(usage))
+        return ShownUsage(usage, self._counts(usage), self.view.allocated(usage))
+
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Raises SourceError when it is not known who was given what."""
+        if self.view.allocations is None:
+            raise SourceError(
+                "the kubelet has not told which devices it has given to whom",
+                "On a node of a cluster look at the source kubelet of kubenpuctl doctor",
+            )
+        return self.view.allocations.all
 
     def _counts(self, usage: Usage | DeviceUsage) -> ShownCounts:
         submits = usage.vendor in self.submit_vendors

@@ -123,6 +123,7 @@ class Answers:
             ListDevices=self._list_devices,
             ListWorkloads=self._list_workloads,
             GetCounters=self._get_counters,
+            ListAllocations=self._list_allocations,
             Watch=self._watch,
         )
 
@@ -142,10 +143,8 @@ class Answers:
         return call
 
     def _picture(self) -> Picture:
-        try:
+        with _telling():
             return self._get_picture()
-        except KubeNpuError as e:
-            raise VarlinkError({"error": api.FAILED, "parameters": {"reason": clean_label(str(e))}}) from e
 
     # ---- the methods, called by the library ----
 
@@ -167,6 +166,11 @@ class Answers:
         page = found[begin : begin + min(limit or fields.MAX_ROWS, fields.MAX_ROWS)]
         return {"counters": [_object(fields.COUNTER_FIELDS, picture.show(u)) for u in page], "total": len(found)}
 
+    def _list_allocations(self) -> dict[str, Any]:
+        picture = self._picture()
+        with _telling():
+            return {"allocations": [_object(fields.ALLOCATION_FIELDS, each) for each in picture.allocations()]}
+
     def _watch(
         self, wanted: Any, interval_seconds: int | None, _request: Call, _more: bool = False
     ) -> Iterator[dict[str, Any]]:
@@ -182,6 +186,15 @@ class Answers:
                 rows = [_object(fields.COUNTER_FIELDS, picture.show(each)) for each in usage]
                 reply = {"timeUsec": int(picture.at * 1e6), "counters": rows, "remaining": remaining}
                 yield {"_continues": True, **reply}
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """What cannot be had is an error for the caller."""
+    try:
+        yield
+    except KubeNpuError as e:
+        raise VarlinkError({"error": api.FAILED, "parameters": {"reason": clean_label(str(e))}}) from e
 
 
 class Changes:
@@ -218,7 +231,7 @@ class Changes:
         self._followed = picture.at
         before, self._seen = self._seen, {}
         for usage in picture.view.usage:
-            key, now = (usage.owner, usage.device), hash(usage)
+            key, now = (usage.owner, usage.device), hash((usage, picture.view.allocated(usage)))
             number, then = before.get(key, (0, 0))
             self._seen[key] = (number, then) if number and then == now else (next(self._numbers), now)
 

@@ -10,14 +10,23 @@ What a device counted and no workload explains is unattributed; so workloads and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import add, sub
 from typing import NamedTuple
 
 from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED
 from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot, Total, Values
-from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_ACTIVITY_MS,
+    BY_ALLOCATION_MS,
+    PRESENT_MS,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+)
 
 STEP_S = 60.0
 WATCHED_MS = 2 * int(STEP_S * 1000)
@@ -159,26 +168,55 @@ def _grow_devices(new: Totals, growth: Growth, snapshot: Snapshot, devices: Mapp
 
 
 def plan_times(
-    growth: Growth, interval: Interval, counted_ms: Mapping[int, int], present: Iterable[int]
+    growth: Growth,
+    interval: Interval,
+    counted_ms: Mapping[int, int],
+    present: Iterable[int],
+    holders: Mapping[int, Collection[int]],
 ) -> Iterator[tuple[Key, str, int]]:
-    """Who was active, and what part of each device's time that is. The parts of one device add up exactly.
+    """Who was active, who held the device, and what part of its time is whose. The parts of one device add up exactly.
 
-    `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one.
+    `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one. `holders`: by
+    device, whom it was given to.
     """
     active: defaultdict[int, list[int]] = defaultdict(list)
     for (workload, device), values in growth.items():
         if workload != DEVICE and sum(values[CALLS]) > 0:
             active[device].append(workload)
     for device in {*present, *active} & counted_ms.keys():
-        length, workloads = counted_ms[device], active.get(device, [])
+        length, users, held = counted_ms[device], active.get(device, []), holders.get(device, ())
         yield (DEVICE, device), PRESENT_MS, length
-        if not workloads:
-            continue
-        if not interval.watched:
+        if interval.watched:
+            found = (*_active(users, held, length), *_shares(users, held, length))
+            yield from (((workload, device), measure, ms) for workload, measure, ms in found)
+        elif users:
             yield (DEVICE, device), UNWATCHED_MS, length
-            continue
-        yield (DEVICE, device), ACTIVE_MS, length
-        for place, workload in enumerate(sorted(workloads)):
-            yield (workload, device), ACTIVE_MS, length
-            share = length * (place + 1) // len(workloads) - length * place // len(workloads)
-            yield (workload, device), SHARE_MS, share
+
+
+Time = tuple[int, str, int]
+"""Of one device: workload, measure, milliseconds."""
+
+
+def _active(users: Collection[int], held: Collection[int], length: int) -> Iterator[Time]:
+    active, allocated = [DEVICE, *users] if users else [], [DEVICE, *held] if held else []
+    yield from ((workload, ACTIVE_MS, length) for workload in active)
+    yield from ((workload, ALLOCATED_MS, length) for workload in allocated)
+    yield from ((workload, UNUSED_MS, length) for workload in allocated if workload not in active)
+
+
+def _shares(users: Collection[int], held: Collection[int], length: int) -> Iterator[Time]:
+    if not users and not held:
+        return
+    rule, weights = _weigh(users, held)
+    yield DEVICE, rule, length
+    whole, end = sum(weights.values()), 0
+    for workload, weight in sorted(weights.items()):
+        begin, end = end, end + weight
+        yield workload, SHARE_MS, length * end // whole - length * begin // whole
+
+
+def _weigh(users: Iterable[int], held: Collection[int]) -> tuple[str, Mapping[int, int]]:
+    """By which of RULES the interval is divided, and the weight of each: the first of which something is known."""
+    if held:
+        return BY_ALLOCATION_MS, dict.fromkeys(held, 1)
+    return BY_ACTIVITY_MS, dict.fromkeys(users, 1)

@@ -81,7 +81,11 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     _write_totals(connection, ids, old, new)
     usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
-    times = plan_times(growth, interval, counted, {devices[each] for each in snapshot.present if each in devices})
+    present = {devices[each] for each in snapshot.present if each in devices}
+    holders: defaultdict[int, set[int]] = defaultdict(set)
+    for names, device in snapshot.held:
+        holders[devices[device]].add(ids.workload(names))
+    times = plan_times(growth, interval, counted, present, holders)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
     usage += [(number, *row) for row in _store_told(connection, ids, snapshot, interval, devices)]
     connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)

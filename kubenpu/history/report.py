@@ -16,7 +16,18 @@ from typing import NamedTuple
 
 from kubenpu.history.schema import DEVICE, READ_REMEDY, UNATTRIBUTED, explained, open_for_reading
 from kubenpu.model.errors import SourceError
-from kubenpu.model.usage import BY, BY_LABEL, PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
+from kubenpu.model.usage import (
+    ALLOCATED_MS,
+    BY,
+    BY_LABEL,
+    PRESENT_MS,
+    RULES,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+    Part,
+    UsageRow,
+)
 
 _CHECK_EVERY = 20_000  # instructions of SQLite's machine, some milliseconds
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -71,8 +82,14 @@ def read_usage(
 
 
 def _fits(part: Part, measure: str) -> bool:
-    """Device time is divided among workloads; that there was a device is said of devices."""
-    return measure not in ((SHARE_MS,) if part is Part.DEVICE else (PRESENT_MS, UNWATCHED_MS))
+    """Device time is divided among workloads; that there was a device, and how it was divided, is said of devices.
+
+    To nobody nothing is given.
+    """
+    if part is Part.DEVICE:
+        return measure != SHARE_MS
+    others = (ALLOCATED_MS, UNUSED_MS) if part is Part.UNATTRIBUTED else ()
+    return measure not in (PRESENT_MS, UNWATCHED_MS, *RULES, *others)
 
 
 def _sum_up(

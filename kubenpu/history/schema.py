@@ -72,7 +72,15 @@ CREATE TABLE told_source (boot TEXT NOT NULL, generation INTEGER NOT NULL);
 # usage: what happened. last, source, stored: the totals of the current epoch as of the last interval, so that what
 # happens next is their difference, whoever asks; told, told_source: the same of device time. They are written in the
 # transaction that writes usage.
-MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD)
+# All time was divided by activity before there was another way.
+_RULES = """
+INSERT OR IGNORE INTO measure (name) VALUES ('active_ms'), ('by_activity_ms');
+INSERT INTO usage SELECT interval, device, workload, (SELECT id FROM measure WHERE name = 'by_activity_ms'), value
+    FROM usage WHERE workload = 0 AND measure = (SELECT id FROM measure WHERE name = 'active_ms');
+INSERT INTO measured SELECT device, (SELECT id FROM measure WHERE name = 'by_activity_ms')
+    FROM measured WHERE measure = (SELECT id FROM measure WHERE name = 'active_ms');
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES)
 
 _CORRUPT = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 

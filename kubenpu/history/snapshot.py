@@ -8,7 +8,7 @@ out: the store gives to nobody what the named ones do not explain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from kubenpu.history.told import Told
@@ -31,6 +31,8 @@ Names = tuple[str, str, str, str, str, str]
 """What a workload is known by: kind, namespace, pod, container, UID of the pod, unit. All containers that had a name
 in a pod one after the other are one."""
 
+_UID = 4
+
 
 class Total(NamedTuple):
     """`first_ns` grows when the older part of the counts left."""
@@ -44,7 +46,8 @@ class Snapshot(NamedTuple):
 
     `departed` is the part of a device's total that the kernel has under no workload's name any more. `present`: devices
     that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
-    `measured`: by device the measures that can be known of it. `unix_ms` is the clock of the wall at `taken_ns`.
+    `measured`: by device the measures that can be known of it. `held`: who was given which device, as far as that is
+    known. `unix_ms` is the clock of the wall at `taken_ns`.
     `told`: device time and memory, of devices with counts; `told_generation` 0: nobody looks at them.
     """
 
@@ -59,6 +62,7 @@ class Snapshot(NamedTuple):
     workloads: Mapping[tuple[Names, str], Total]
     measured: Mapping[str, frozenset[str]]
     labels: Mapping[Names, Mapping[str, str]]
+    held: frozenset[tuple[Names, str]]
     told: Mapping[tuple[Names, str], Told] = {}
     told_devices: Mapping[str, Told] = {}
     told_generation: int = 0
@@ -78,8 +82,9 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         total = Total(_values(usage.counts), usage.first_ns)
         before = workloads.get((names, usage.device))
         workloads[names, usage.device] = total if before is None else _add(before, total)
-        if view.pod_labels.get(usage.owner.pod_uid):
-            labels[names] = view.pod_labels[usage.owner.pod_uid]
+        labels[names] = view.pod_labels.get(usage.owner.pod_uid, {})
+    held = frozenset(_held(view, vendors))
+    labels |= {names: view.pod_labels.get(names[_UID], {}) for names, _ in held}
     told_devices = {device: told for device, told in _told_devices(view) if device in vendors}
     return Snapshot(
         epoch=view.epoch,
@@ -95,7 +100,8 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
             each.device: _measured(each, visibility(each.vendor)) | _told_measures(told_devices.get(each.device))
             for each in view.device_usage
         },
-        labels=labels,
+        labels={names: known for names, known in labels.items() if known},
+        held=held,
         told={key: told for key, told in _told(view) if key[1] in vendors},
         told_devices=told_devices,
         told_generation=view.client_generation,
@@ -129,6 +135,13 @@ def _told_measures(told: Told | None) -> frozenset[str]:
 
 def _sum(amounts: Amounts) -> int | None:
     return sum(amount for _, amount in amounts) if amounts else None
+
+
+def _held(view: View, devices: Container[str]) -> Iterator[tuple[Names, str]]:
+    for each in view.allocations.all if view.allocations is not None else ():
+        if each.device is not None and each.device in devices:
+            names = (OwnerKind.POD.value, each.namespace, each.pod, each.container, each.pod_uid, "")
+            yield names, each.device
 
 
 def _names(owner: Owner) -> Names:

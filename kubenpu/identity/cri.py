@@ -14,7 +14,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -52,10 +52,9 @@ CONTAINER_NAME_LABEL = "io.kubernetes.container.name"
 
 _SANDBOX_CONTAINER_NAME = "POD"
 _SERVICE = "/runtime.v1.RuntimeService/"
-_OPTIONS = (
+CHANNEL_OPTIONS = (
     # The default would be the percent-encoded socket path, which strict servers refuse.
     ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -65,6 +64,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+_LARGEST_ANSWER = ("grpc.max_receive_message_length", 16 * 1024 * 1024)
 _ABSENT_TEXTS = ("no such container", "not found", "could not find")
 
 
@@ -117,7 +117,7 @@ class CriClient:
         self._deaf = self._failure = ""
         self._timeout_s = timeout_s
         self._clock = clock
-        self._channel = grpc.insecure_channel(grpc_target(socket_path), options=_OPTIONS)
+        self._channel = grpc.insecure_channel(grpc_target(socket_path), options=(*CHANNEL_OPTIONS, _LARGEST_ANSWER))
         self._failures = 0
         self._asleep_until = 0.0
         self._version = self._method("Version")
@@ -168,6 +168,12 @@ class CriClient:
         """A sandbox of the pod with this UID (all its sandboxes have the same names), None when there is none."""
         found = self._call(self._sandboxes, _of_pod(pod_uid), _to_sandboxes, timeout_s)
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
+
+    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
+        """The UID of the pod that has this name now: of a sandbox that is ready. None when there is none."""
+        request = _with_labels({POD_NAMESPACE_LABEL: namespace, POD_NAME_LABEL: pod}, write_bytes(2, b""))
+        found = self._call(self._sandboxes, request, _to_sandboxes, timeout_s)
+        return next((each.pod_uid for each in found or () if (each.namespace, each.pod) == (namespace, pod)), None)
 
     def pod_labels(self, pod_uid: str, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, str] | None:
         """Labels and annotations with these keys of a pod, a label before an annotation; None: it has no such pod."""
@@ -320,7 +326,13 @@ def _to_container(answer: Message) -> ContainerInfo:
 
 def _of_pod(uid: str) -> bytes:
     """A request for the sandboxes of one pod."""
-    return write_bytes(1, write_bytes(3, write_text(1, POD_UID_LABEL) + write_text(2, uid)))
+    return _with_labels({POD_UID_LABEL: uid})
+
+
+def _with_labels(labels: Mapping[str, str], state: bytes = b"") -> bytes:
+    """A request for the sandboxes with all of these."""
+    pairs = (write_bytes(3, write_text(1, key) + write_text(2, value)) for key, value in labels.items())
+    return write_bytes(1, state + b"".join(pairs))
 
 
 def _to_sandboxes(answer: Message) -> list[SandboxInfo]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kubenpu.ledger.merges import plan_merges
 from kubenpu.ledger.standing import UNASKED, Standing
@@ -19,6 +20,9 @@ from kubenpu.model.device import Device
 from kubenpu.model.identity import Resolution
 from kubenpu.model.sample import CellMerge, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
+
+if TYPE_CHECKING:
+    from kubenpu.model.allocation import Allocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class NodeFacts:
     boot_id: str = ""
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dbus_dropped: int | None = None
+    allocations: Allocations | None = None
 
 
 @dataclass(slots=True)
@@ -131,6 +136,7 @@ class Ledger:
             taken_ns=sample.taken_ns if sample else 0,
             pod_labels=facts.pod_labels,
             dbus_dropped=facts.dbus_dropped,
+            allocations=facts.allocations,
         )
 
     def _standing(self, cgroup_id: int) -> Standing:

@@ -12,7 +12,14 @@ BY_LABEL = "label:"
 """What usage can be summed up by: one of BY, or BY_LABEL and the key of a label."""
 
 ACTIVE_MS = "active_ms"
+ALLOCATED_MS = "allocated_ms"
+UNUSED_MS = "allocated_unused_ms"
 SHARE_MS = "share_ms"
+BY_ALLOCATION_MS = "by_allocation_ms"
+BY_ACTIVITY_MS = "by_activity_ms"
+RULES = (BY_ALLOCATION_MS, BY_ACTIVITY_MS)
+"""How much of a device's time was divided by which rule; the first rule that can be applied to an interval is."""
+
 PRESENT_MS = "present_ms"
 UNWATCHED_MS = "unwatched_ms"
 WAIT_NS = "wait_ns"
@@ -33,10 +40,11 @@ class UsageRow:
     """Amounts of one group on one device. Of the names those are set that the usage was summed up by.
 
     `since` and `until`: Unix time that the stored intervals begin and end, which is where the sum does.
-    WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; of a
-    workload ACTIVE_MS (intervals with calls) and SHARE_MS (each such interval divided by the number of workloads that
-    made calls in it); of a device PRESENT_MS (counted time), ACTIVE_MS and UNWATCHED_MS (intervals with calls that are
-    too long to tell when). DEVICE_NS is time of engines as the driver tells it, MEMORY_KIB_S memory over time.
+    WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; ACTIVE_MS
+    (intervals with calls), ALLOCATED_MS (the device was given to it, of a device: to anybody) and UNUSED_MS (of that
+    the intervals without calls); of a workload SHARE_MS (its part of the device's time); of a device PRESENT_MS
+    (counted time), RULES (by which its time was divided) and UNWATCHED_MS (intervals with calls that are too long to
+    tell when). DEVICE_NS is time of engines as the driver tells it, MEMORY_KIB_S memory over time.
     """
 
     part: Part

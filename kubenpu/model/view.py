@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubenpu.model.device import Device, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts, HookStatus
+
+if TYPE_CHECKING:
+    from kubenpu.model.allocation import Allocations
 
 Amounts = tuple[tuple[str, int], ...]
 """By engine or region."""
@@ -80,7 +83,7 @@ def sees_outcome(hooks: tuple[str, ...]) -> bool:
     return all(hook == HOOK_WITH_OUTCOME for hook in hooks)
 
 
-OPTIONAL_SOURCES = frozenset({"clients", "containers", "dbus", "history", "varlink"})
+OPTIONAL_SOURCES = frozenset({"clients", "containers", "dbus", "history", "kubelet", "varlink"})
 """Shown as sources like all others; without them the node is well, and all but they work."""
 
 
@@ -103,6 +106,7 @@ class View:
     subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
     `pod_labels`: by UID of the pod, those that the settings ask for. `dbus_dropped`: messages that the message bus did
     not take, None while nobody has been on it. `client_generation`: another one for each time device time began at 0.
+    `allocations` None: it is not known who was given which device.
     """
 
     version: str
@@ -126,6 +130,7 @@ class View:
     clients: tuple[ClientUsage, ...] = ()
     client_totals: tuple[ClientTotals, ...] = ()
     client_generation: int = 0
+    allocations: Allocations | None = None
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""
@@ -135,3 +140,10 @@ class View:
         """Drivers whose submissions pass an ioctl at least partly."""
         vendors = {usage.vendor for usage in self.usage} | {device.vendor for device in self.device_usage}
         return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})
+
+    def allocated(self, usage: Usage) -> bool | None:
+        """Whether the kubelet has given the device to who uses it now; None when that cannot be said."""
+        device = next((each for each in self.devices if each.address == usage.device), None)
+        if self.allocations is None or device is None or not usage.alive:
+            return None
+        return self.allocations.cover(usage.owner, device)

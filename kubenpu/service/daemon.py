@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 TIDY_SECONDS = 5.0
 RESCAN_SECONDS = 60.0
 SETTLE_SECONDS = 2.0  # a module tells of itself before it has made its devices
+KUBELET_SECONDS = 30.0
+STEPS = ("rescan", "tidy", "resolve", "allocations", "record")
 IDLE_SECONDS = 5.0  # a cgroup that got its cell later than its name does not ring the bell again
 
 
@@ -66,8 +68,7 @@ class Daemon:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
         self._wake = asyncio.Event()
         self._stopping = False
-        self._due: dict[str, float] = {"reload": math.inf, "rescan": 0.0, "tidy": 0.0, "resolve": 0.0, "record": 0.0}
-        self._due["settled"] = math.inf
+        self._due: dict[str, float] = {"reload": math.inf, "settled": math.inf, **dict.fromkeys(STEPS, 0.0)}
         self._bell: Bell | None = None
         self._watch: DeviceWatch | None = None
         self._status = ""
@@ -149,6 +150,7 @@ class Daemon:
             "settled": partial(self._rescan, math.inf),
             "tidy": self._tidy,
             "resolve": self._resolve,
+            "allocations": self._ask_kubelet,
             "record": self._history.step,
         }
         for name in names:
@@ -236,7 +238,7 @@ class Daemon:
             if not {"log.level", "log.format"}.isdisjoint(plan.applied):
                 set_up_logging(plan.settings.log_level, plan.settings.log_format)
             log.log(logging.WARNING if plan.waiting else logging.INFO, "reload: %s", plan.describe())
-        self._due["rescan"] = self._due["resolve"] = 0.0
+        self._due |= dict.fromkeys(("rescan", "resolve", "allocations"), 0.0)
         self._notify.notify("READY=1")
         return math.inf
 
@@ -252,6 +254,10 @@ class Daemon:
     def _resolve(self) -> float:
         wait = self._node.resolve()
         return IDLE_SECONDS if wait is None else min(wait, IDLE_SECONDS)
+
+    def _ask_kubelet(self) -> float:
+        self._node.ask_kubelet()
+        return KUBELET_SECONDS
 
     def _tell_systemd(self) -> None:
         status = "; ".join(filter(None, (self._node.summary(), self._reload_trouble)))

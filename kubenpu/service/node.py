@@ -40,6 +40,7 @@ from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Res
 from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
+from kubenpu.service.kubelet import KUBELET, MaybeKubelet
 
 if TYPE_CHECKING:
     from kubenpu.identity.containers import Containers, PlainContainer
@@ -71,6 +72,7 @@ class Node:
             find_container=self._find_container,
         )
         self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
+        self._kubelet = MaybeKubelet(settings.kubelet_socket, self._runtimes.clients)
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
         self._store_pin: int | None = None
@@ -94,6 +96,8 @@ class Node:
             sockets, self._settings = self._settings.cri_sockets, settings
             self._ledger.retention_s = settings.retention_seconds
             self._labels.follow(settings.pod_labels)
+            if self._kubelet.follow(settings.kubelet_socket):
+                self._sources.pop(KUBELET, None)
             if settings.cri_sockets != sockets:
                 self._runtimes.follow(settings.cri_sockets or None)
                 self._sources = {name: s for name, s in self._sources.items() if not name.startswith("cri:")}
@@ -228,9 +232,15 @@ class Node:
             self._save_names()
             waiting = self._ledger.to_resolve(sample, float("inf"))
             pause = self._ledger.next_retry_s(sample, now) if waiting else None
-            pods = {standing.owner.pod_uid for standing in self._ledger.names().values()} - {""}
-        self._labels.look_up(pods, RESOLVE_DEADLINE_S)
+            pods = {standing.owner.pod_uid for standing in self._ledger.names().values()}
+            allocations = self._kubelet.known
+            pods |= {each.pod_uid for each in allocations.all} if allocations is not None else set()
+        self._labels.look_up(pods - {""}, RESOLVE_DEADLINE_S)
         return pause
+
+    def ask_kubelet(self) -> None:
+        """Which device it has given to whom; may take seconds."""
+        self._kubelet.ask(self.view, self.note_source)
 
     def _note_runtimes(self, seconds: float | None = None) -> None:
         """`seconds` is how long they took to answer, None when they were not asked now."""
@@ -352,6 +362,7 @@ class Node:
                 boot_id=self._boot_id,
                 pod_labels=self._labels.known,
                 dbus_dropped=self._dbus_dropped,
+                allocations=self._kubelet.known,
             )
             addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)
@@ -398,3 +409,4 @@ class Node:
         with self._lock:
             self._close_store()
         self._runtimes.close()
+        self._kubelet.close()

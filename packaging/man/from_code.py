@@ -167,6 +167,10 @@ def varlink_errors() -> Lines:
     ]
 
 
+def allocation_fields() -> Lines:
+    return dbus_fields((field.name, field.signature, sentence(field.help)) for field in fields.ALLOCATION_FIELDS)
+
+
 def usage_fields() -> Lines:
     return dbus_fields((field.name, field.signature, sentence(field.help)) for field in fields.USAGE_FIELDS)
 
@@ -186,6 +190,7 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     "dbus-counters": counter_fields,
     "varlink-methods": varlink_methods,
     "varlink-errors": varlink_errors,
+    "dbus-allocations": allocation_fields,
     "dbus-usage": usage_fields,
     "kubenpuctl-options": from_parsers.kubenpuctl_options,
     "kubenpud-options": from_parsers.kubenpud_options,

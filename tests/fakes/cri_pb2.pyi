@@ -8,6 +8,7 @@ class _Message:
     @classmethod
     def FromString(cls, data: bytes) -> Self: ...  # noqa: N802
     def SerializeToString(self) -> bytes: ...  # noqa: N802
+    def HasField(self, name: str) -> bool: ...  # noqa: N802
 
 class VersionRequest(_Message):
     def __init__(self) -> None: ...
@@ -43,9 +44,14 @@ class PodSandboxMetadata(_Message):
     namespace: str
     def __init__(self, *, name: str = ..., uid: str = ..., namespace: str = ...) -> None: ...
 
+class PodSandboxStateValue(_Message):
+    state: int
+    def __init__(self, *, state: int = ...) -> None: ...
+
 class PodSandboxFilter(_Message):
+    state: PodSandboxStateValue
     label_selector: Mapping[str, str]
-    def __init__(self, *, label_selector: Mapping[str, str] = ...) -> None: ...
+    def __init__(self, *, state: PodSandboxStateValue = ..., label_selector: Mapping[str, str] = ...) -> None: ...
 
 class ListPodSandboxRequest(_Message):
     filter: PodSandboxFilter

@@ -2,7 +2,7 @@
 """A container runtime that speaks CRI v1 over a real Unix socket, for tests and for trying things by hand.
 
 Owns a gRPC server and the pods it pretends to run; both can be changed while it serves. It can be slow, fail, deny
-what it has, never answer, and be restarted on the same socket. Stand-alone:
+what it has, never answer, and be restarted on the same socket (grpc_service.py). Stand-alone:
 
     python -m tests.fakes.cri_server --socket PATH --pods FILE
 
@@ -14,12 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +22,7 @@ from typing import Any
 import grpc
 
 from tests.fakes import cri_pb2
+from tests.fakes.grpc_service import FakeService, Methods
 
 UID_LABEL = "io.kubernetes.pod.uid"
 
@@ -43,6 +39,7 @@ class FakePod:
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     image: cri_pb2.ImageSpec = field(default_factory=cri_pb2.ImageSpec)
+    ready: bool = True
 
     def sandbox_labels(self) -> dict[str, str]:
         return {
@@ -55,67 +52,19 @@ class FakePod:
         return cri_pb2.PodSandboxMetadata(name=self.name, uid=self.uid, namespace=self.namespace)
 
 
-class FakeCri:
-    """The server. Set `pods`, `delay_s`, `error`; `hang` makes every call wait until `release` or stop()."""
+class FakeCri(FakeService):
+    """The runtime. Set `pods`."""
 
     def __init__(self, path: Path, pods: Iterable[FakePod] = (), runtime: str = "containerd") -> None:
-        self.path = path
-        self.pods = list(pods)
-        self.runtime = runtime
-        self.error: tuple[grpc.StatusCode, str] | None = None
-        self.delay_s = 0.0
-        self.hang = False
-        self.calls: Counter[str] = Counter()
-        self._released = threading.Event()
-        self._server: Any = None
-
-    def start(self) -> None:
-        self._released.clear()
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=4))
-        handlers: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
+        methods: Methods = {
             "Version": (self._version, cri_pb2.VersionRequest),
             "ContainerStatus": (self._container_status, cri_pb2.ContainerStatusRequest),
             "PodSandboxStatus": (self._sandbox_status, cri_pb2.PodSandboxStatusRequest),
             "ListPodSandbox": (self._list_sandboxes, cri_pb2.ListPodSandboxRequest),
         }
-        methods = {name: self._handler(name, do, request) for name, (do, request) in handlers.items()}
-        service = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)
-        self._server.add_generic_rpc_handlers((service,))
-        self._server.add_insecure_port(f"unix:{self.path}")
-        self._server.start()
-
-    def stop(self) -> None:
-        self.release()
-        if self._server is not None:
-            self._server.stop(grace=None).wait()
-            self._server = None
-        with suppress(FileNotFoundError):
-            self.path.unlink()
-
-    def release(self) -> None:
-        """Let the calls that hang go on; later ones hang again while `hang` is set."""
-        self._released.set()
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def _handler(self, name: str, do: Callable[[Any, Any], Any], request: Any) -> Any:
-        def serve(message: Any, context: Any) -> Any:
-            self.calls[name] += 1
-            if self.hang:
-                self._released.wait()
-            if self.delay_s:
-                self._released.wait(self.delay_s)
-            if self.error is not None:
-                context.abort(*self.error)
-            return do(message, context)
-
-        return grpc.unary_unary_rpc_method_handler(
-            serve,
-            request_deserializer=request.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
-        )
+        super().__init__(path, "runtime.v1.RuntimeService", methods)
+        self.pods = list(pods)
+        self.runtime = runtime
 
     def _version(self, _request: cri_pb2.VersionRequest, _context: Any) -> cri_pb2.VersionResponse:
         return cri_pb2.VersionResponse(version="0.1.0", runtime_name=self.runtime, runtime_version="fake")
@@ -151,18 +100,9 @@ class FakeCri:
                 )
                 for pod in self.pods
                 if wanted.items() <= pod.sandbox_labels().items()
+                and (pod.ready or not request.filter.HasField("state"))
             ]
         )
-
-
-@contextmanager
-def silent_socket(path: Path) -> Iterator[None]:
-    """A socket that accepts connections and never says a word."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(16)
-        yield
-    path.unlink()
 
 
 def load_pods(path: Path) -> list[FakePod]:

@@ -123,6 +123,9 @@ class FakeNode:
         self.step("resolve")
         return self.pause
 
+    def ask_kubelet(self) -> None:
+        self.step("ask_kubelet")
+
     def apply(self, settings: Settings) -> None:
         self.applied.append(settings)
 

@@ -13,6 +13,7 @@ from kubenpu.exporters.dbus_connection import decode, header_and_body_bytes
 from kubenpu.exporters.dbus_next_parts import Message
 from kubenpu.exporters.dbus_objects import Objects
 from kubenpu.exporters.picture import Picture
+from kubenpu.model.allocation import Allocation, Allocations
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
@@ -69,6 +70,18 @@ USAGE = [
     UsageRow(Part.UNATTRIBUTED, IGPU, "i915", 1700000000.5, 1700003600.25, {"calls.submit": -7}),
     UsageRow(Part.WORKLOAD, IGPU, "i915", 1700000000.5, 1700003600.25, {"calls.submit": 57}, "shop", label="blue"),
 ]
+ALLOCATIONS = Allocations(
+    (
+        Allocation("shop", "web-0", "main", "gpu.intel.com/i915", "card1-0", "", IGPU, "u1", 1700000000),
+        Allocation("shop", "job-0", "main", "gpu.x.example", "pool/mystery", "shop/claim", None, "", None),
+    ),
+    {"shop/web-0/main": (IGPU,), "shop/job-0/main": (None,)},
+)
+ALLOCATED = replace(
+    VIEW,
+    devices=(VIEW.devices[0], replace(VIEW.devices[1], driver="rocket")),
+    allocations=ALLOCATIONS,
+)
 OFF = replace(VIEW, hooks=(HookStatus("drm_ioctl", "off", "no drm", 5),), counting_since=None)
 
 

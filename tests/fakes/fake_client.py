@@ -10,6 +10,7 @@ import pytest
 
 from kubenpu.cli import bus
 from kubenpu.exporters.dbus_client import CounterRow, CountsRow, DeviceRow, Filter, NodeRow
+from kubenpu.model.allocation import Allocation
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 
@@ -42,6 +43,7 @@ class FakeClient:
         self.asked: list[Mapping[str, str | bool]] = []
         self.closed = 0
         self.device_rows: list[DeviceRow] = []
+        self.allocation_rows: list[Allocation] = []
         self._rows: list[CounterRow] = []
 
     def node(self) -> NodeRow:
@@ -53,6 +55,9 @@ class FakeClient:
 
     def devices(self) -> list[DeviceRow]:
         return self.device_rows
+
+    def allocations(self) -> list[Allocation]:
+        return self.allocation_rows
 
     def counters(self, wanted: Filter | None = None) -> list[CounterRow]:
         self.asked.append(wanted or {})

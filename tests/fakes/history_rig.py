@@ -59,6 +59,7 @@ class Rig:
     told: dict[tuple[Names, str], Told] = field(default_factory=dict)
     told_devices: dict[str, Told] = field(default_factory=dict)
     told_generation: int = 0
+    held: frozenset[tuple[Names, str]] = frozenset()
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.path, self.bounds)
@@ -98,6 +99,7 @@ class Rig:
             departed=dict(self.departed),
             workloads={key: Total(values, self.first_ns[key]) for key, values in self.totals.items()},
             measured=dict(self.measured),
+            held=self.held,
             labels={names: dict(labels) for names, labels in self.labels.items()},
             told=dict(self.told),
             told_devices=dict(self.told_devices),

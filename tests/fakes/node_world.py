@@ -126,6 +126,10 @@ class FakeRuntime:
     name: str = "/run/a.sock"
     trouble: str = ""
 
+    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
+        assert timeout_s is not None
+        return "u7" if (namespace, pod) == ("ml", "train-0") else None
+
 
 @dataclass
 class FakeResolver:
@@ -158,7 +162,7 @@ class World:
     def _settings(self) -> Settings:
         config = self.place / "kubenpu.toml"
         names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
-        names["devices.drivers_directory"] = "drivers.d"
+        names |= {"devices.drivers_directory": "drivers.d", "identity.kubelet_socket": "kubelet.sock"}
         config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
         return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
 

@@ -11,8 +11,9 @@ import pytest
 from kubenpu.identity.cri import BACKOFF_MAX_S, SEARCH_EVERY_S, CriClient, Runtimes, find_sockets
 from kubenpu.identity.resolve import Resolver
 from kubenpu.model.identity import OwnerKind
-from tests.fakes.cri_server import FakeCri, FakePod, silent_socket
+from tests.fakes.cri_server import FakeCri, FakePod
 from tests.fakes.cri_time import PATIENCE_S, Clock, seconds_of, until
+from tests.fakes.grpc_service import silent_socket
 
 A, BOX = "a" * 64, "c" * 64
 UID = "11111111-2222-3333-4444-555555555555"

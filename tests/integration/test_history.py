@@ -17,10 +17,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from kubenpu.exporters.scrape import Row, fetch
 from kubenpu.history.report import read_usage
 from kubenpu.model.kinds import KINDS
 from kubenpu.model.usage import Part
-from tests.fakes.cri_server import FakeCri
+from tests.fakes.cri_server import FakeCri, FakePod
+from tests.fakes.kubelet_server import FakeHolder, FakeKubelet
 from tests.fakes.own_service import OwnService, mount_bpffs
 from tests.fakes.private_bus import PrivateBus
 from tests.fakes.sim_cgroups import CgroupTree, cgroup2_mount
@@ -41,6 +43,7 @@ class Node:
 
     def __init__(self, service: OwnService, bus: PrivateBus) -> None:
         self.service, self.bus = service, bus
+        self.kubelet = FakeKubelet(service.run_directory / "kubelet.sock")
         self.tallies: list[TallyFile] = []
 
     @property
@@ -86,7 +89,10 @@ class Node:
         }
 
     def report(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kubenpu.cli.main", "report", *words]
+        return self.kubenpuctl("report", *words)
+
+    def kubenpuctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kubenpu.cli.main", *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
@@ -99,7 +105,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     pods = [fake_pod(pod) for pod in PODS]
     pods[0].labels[TEAM] = "blue"
     pods[1].annotations[TEAM] = "red"
-    runtime = FakeCri(socket, pods)
+    runtime = FakeCri(socket, [*pods, FakePod("uid-of-hold", "hold-0", "llm", "9" * 64, labels={TEAM: "green"})])
     with PrivateBus(tmp_path, f"{os.getpid()}-history") as bus:
         made = Node(service, bus)
         try:
@@ -107,7 +113,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
                 {
                     "kernel": {"max_slots": 1024},
                     "dbus": {"address": bus.address},
-                    "identity": {"cri_sockets": [str(socket)], "pod_labels": [TEAM]},
+                    "identity": {
+                        "cri_sockets": [str(socket)],
+                        "kubelet_socket": str(made.kubelet.path),
+                        "pod_labels": [TEAM],
+                    },
                     "devices": {"sysfs": str(sysfs), "drivers_directory": str(service.run_directory / "drivers.d")},
                 }
             )
@@ -117,6 +127,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
             yield made
         finally:
             runtime.stop()
+            made.kubelet.stop()
             service.remove()
             for tally in made.tallies:
                 tally.close()
@@ -202,3 +213,41 @@ def test_report_over_the_bus(node: Node) -> None:
     read = node.report("--database", str(node.database), "--by", "pod", "--csv")
     assert read.returncode == 0, read.stderr
     assert PODS[0].name in read.stdout
+
+
+def series(node: Node, name: str, **labels: str) -> list[Row]:
+    found = fetch(node.service.url)
+    return [row for row in found if row.name == f"kubenpu_{name}" and labels.items() <= row.labels.items()]
+
+
+def test_what_the_kubelet_gave_is_told_everywhere(node: Node) -> None:
+    """One holds what it uses, one holds and does not use, one uses what it was not given, one holds a mystery."""
+    used, other = WORKLOADS[0], next(each for each in WORKLOADS if each.pod not in (None, WORKLOADS[0].pod))
+    assert used.pod is not None
+    assert other.pod is not None
+    held = next(each for each in DEVICES if each not in (used.device, other.device))
+    node.kubelet.holders = [
+        FakeHolder(used.pod.namespace, used.pod.name, used.container, {"x.example/npu": [used.device.address]}),
+        FakeHolder(other.pod.namespace, other.pod.name, other.container),
+        FakeHolder("llm", "hold-0", "main", claims=[("llm/c", "gpu.y", "n1", f"at-{held.address}", [])]),
+        FakeHolder("llm", "mystery-0", "main", {"z.example/mig": ["MIG-1"]}),
+    ]
+    node.kubelet.start()
+    with node.service.daemon():
+        node.work()
+        node.wait_named()
+        assert wait_until(lambda: [row.value for row in series(node, "source_up", source="kubelet")] == [1], DEADLINE_S)
+        given = {row.labels["pod"]: row.labels["device"] for row in series(node, "device_allocated")}
+        assert given == {used.pod.name: used.device.address, "hold-0": held.address, "mystery-0": ""}
+        done = node.kubenpuctl("pods", "--bus", node.bus.address, "--idle", "0", "--json")
+        assert done.returncode == 0, done.stderr
+        found = {(each["pod"], each["device"]): (each["state"], each["pod_uid"]) for each in json.loads(done.stdout)}
+        assert found["hold-0", held.address] == ("idle", "uid-of-hold")
+        assert found["mystery-0", None] == ("not known", None)
+        assert found[other.pod.name, other.device.address] == ("not allocated", other.pod.uid)
+    with node.service.daemon():
+        report = json.loads(node.report("--bus", node.bus.address, "--by", f"label:{TEAM}", "--json").stdout)
+    (green,) = (line for line in report["lines"] if line["names"][TEAM] == "green")
+    assert green["share_seconds"] == green["allocated_seconds"] == green["allocated_unused_seconds"] > 0
+    split = {device["device"]: set(device["split_seconds"]) for device in report["devices"]}
+    assert split[held.address] == {"allocation"}

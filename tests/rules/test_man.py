@@ -202,6 +202,7 @@ def test_dbus() -> None:
     members = [*(m.name for m in node.methods), *(s.name for s in node.signals)]
     properties = [value.name for value in (*node.properties, *api.DEVICE.properties)]
     keys = [*(field.name for field in fields.WORKLOAD_FIELDS), *(field.name for field in fields.COUNTER_FIELDS)]
+    keys += [field.name for field in fields.ALLOCATION_FIELDS]
     signatures = [argument.signature for method in api.NODE.methods for argument in (*method.takes, *method.gives)]
     assert absent("io.kubenpu", [*members, *properties, *keys]) == []
     assert [signature for signature in signatures if signature not in text_of("io.kubenpu")] == []

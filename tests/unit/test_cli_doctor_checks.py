@@ -20,7 +20,8 @@ from kubenpu.kernel import bpf
 from kubenpu.kernel.pins import Pins, write_state
 from kubenpu.model.errors import ConfigError, KernelError, SourceError
 from kubenpu.model.sample import HookStatus
-from tests.fakes.cri_server import FakeCri, silent_socket
+from tests.fakes.cri_server import FakeCri
+from tests.fakes.grpc_service import silent_socket
 from tests.fakes.sim_metrics import free_url, serve_text
 from tests.fakes.sim_plan import DEVICES, IGPU, NPU
 from tests.fakes.sim_sysfs import write_sysfs
@@ -56,6 +57,7 @@ def settings(tmp_path: Path) -> Settings:
         cri_sockets=(),
         cgroup_root="",
         pod_labels=(),
+        kubelet_socket="",
         retention_seconds=600,
         clients_interval_seconds=15,
         history_enabled=False,

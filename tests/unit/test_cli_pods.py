@@ -52,15 +52,17 @@ def test_table(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.closed == 1
 
 
-def test_wide(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [replace(each, allocated=True if each.owner.pod == WEB.pod else None) for each in ROWS]
+    answering(monkeypatch, NODE, given)
     assert main(["pods", "-o", "wide"]) == 0
     header, host, web, _ = lines(capsys.readouterr().out)
-    more = "ERRORS WAIT SECONDS DEVICE SECONDS MEMORY MIB VENDOR ALIVE SINCE POD UID CONTAINER ID HOST KIND IMAGE"
-    assert " ".join(header[11:]) == more
+    numbers = "ERRORS WAIT SECONDS DEVICE SECONDS MEMORY MIB"
+    assert " ".join(header[11:]) == f"{numbers} VENDOR ALIVE ALLOCATED SINCE POD UID CONTAINER ID HOST KIND IMAGE"
     since = "1970-01-01T00:16:40Z"
-    assert web[-11:-6] == ["4", "1.250000", "2.500000", "1.5", "i915"]
-    assert web[-6:] == ["yes", since, "u1", "c" * 64, "-", "ghcr.io/web:1"]
-    assert host[-11:] == ["0", "0.000000", "-", "-", "i915", "no", since, "-", "-", "unit", "-"]
+    assert web[-12:-7] == ["4", "1.250000", "2.500000", "1.5", "i915"]
+    assert web[-7:] == ["yes", "yes", since, "u1", "c" * 64, "-", "ghcr.io/web:1"]
+    assert host[-12:] == ["0", "0.000000", "-", "-", "i915", "no", "-", since, "-", "-", "unit", "-"]
 
 
 def test_hostile_names_stay_in_their_cell(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +90,7 @@ def test_json(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
         "device": IGPU,
         "vendor": "i915",
         "alive": True,
+        "allocated": None,
         "calls": {"submit": 40, "wait": 0, "other": 2},
         "errors": 4,
         "wait_seconds": 1.25,

@@ -8,7 +8,6 @@ import html.parser
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.cli import main as cli
-from kubenpu.cli.prices import Prices, parse_prices, read_prices
+from kubenpu.cli.prices import Prices
 from kubenpu.cli.report import parse_time
 from kubenpu.cli.report_lines import SPLIT, Report, make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
@@ -28,10 +27,14 @@ from kubenpu.cli.report_page import MOST_BARS, plan_spans, render_page
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.usage import (
     ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_ACTIVITY_MS,
+    BY_ALLOCATION_MS,
     DEVICE_NS,
     MEMORY_KIB_S,
     PRESENT_MS,
     SHARE_MS,
+    UNUSED_MS,
     UNWATCHED_MS,
     WAIT_NS,
     Part,
@@ -43,7 +46,10 @@ HOUR = HOUR_MS
 PRICES = Prices("EUR", Decimal("1.10"), {"i915": Decimal("0.90")}, {})
 
 
-def device(address: str, present: int, active: int, unwatched: int = 0, vendor: str | None = "i915") -> UsageRow:
+def device(
+    address: str, present: int, active: int, unwatched: int = 0, *, vendor: str | None = "i915", given: int = 0
+) -> UsageRow:
+    """Its time was divided by activity, but for `given`, part of which was idle."""
     amounts = {
         "calls.submit": 10,
         "calls.wait": 2,
@@ -51,7 +57,10 @@ def device(address: str, present: int, active: int, unwatched: int = 0, vendor: 
         PRESENT_MS: present,
         ACTIVE_MS: active,
         UNWATCHED_MS: unwatched,
+        BY_ACTIVITY_MS: active - given,
     }
+    if given:
+        amounts |= {BY_ALLOCATION_MS: given, ALLOCATED_MS: given, UNUSED_MS: given // 4}
     return UsageRow(Part.DEVICE, address, vendor, 1000.0, 8200.0, amounts)
 
 
@@ -137,62 +146,6 @@ def test_notes_tell_what_is_not_known() -> None:
     assert "kubenpud did not run" in " ".join(report().notes)
 
 
-# ---- prices ----
-
-
-def test_a_pipe_of_prices_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "prices.toml")
-    with pytest.raises(ConfigError, match="not a regular file"):
-        read_prices(tmp_path / "prices.toml")
-
-
-def test_prices_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "prices.toml"
-    file.write_text('currency = "€"\n[price]\ndefault = 1.20\ndriver.xe = 0.8\ndevice."0000:00:02.0" = 2\n')
-    prices = read_prices(file)
-    assert prices.currency == "€"
-    assert [prices.of(GPU, "xe"), prices.of("x", "xe"), prices.of("x", None)] == [2, Decimal("0.8"), Decimal("1.20")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "currency = 'EUR'",
-        "[price]\ndefault = 1",
-        "currency = 'EUR'\n[price]",
-        "currency = 'EUR'\n[price]\ndefault = -1",
-        "currency = 'EUR'\n[price]\ndefault = nan",
-        "currency = 'EUR'\n[price]\ndefault = inf",
-        "currency = 'EUR'\n[price]\ndefault = 1e99",
-        "currency = 'EUR'\n[price]\ndefault = true",
-        "currency = 'EUR'\n[price]\ndefault = '1'",
-        "currency = 'EUR'\n[price]\ndrivers.xe = 1",
-        "currency = 'EUR'\n[price]\ndriver = 1",
-        "currency = 'EUR'\nvat = 19\n[price]\ndefault = 1",
-        "currency = 'EUR\\u001b[31m'\n[price]\ndefault = 1",
-        "currency = 'EUR\n",
-        "a = " + "[" * 10000,
-    ],
-)
-def test_prices_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "prices.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="cannot be used"):
-        read_prices(file)
-
-
-def test_prices_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_prices(tmp_path / "none.toml")
-
-
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s)))
-def test_no_document_is_a_surprise(document: object) -> None:
-    with pytest.raises(ConfigError):
-        parse_prices(Path("x"), {"currency": "EUR", "price": document, "more": 1})
-
-
 # ---- times ----
 
 
@@ -234,9 +187,42 @@ HOSTILE = '=HYPERLINK("http://x")\x1b[31m<script>alert(1)</script>\u202e\n"\''
 
 def test_a_table_for_people() -> None:
     text = render_text(report(prices=PRICES))
-    assert re.search(r"^shop +10 +12 +2 +2\.0 +0\.83 +0\.83 +- +- +0\.82$", text, re.M)
-    assert re.search(r"^\(idle\) +- +- +- +- +- +2\.42 +- +- +2\.51$", text, re.M)
-    assert SPLIT in text.replace("\n", " ")
+    assert re.search(r"^shop +10 +12 +2 +2\.0 +0\.83 +- +- +0\.83 +- +- +0\.82$", text, re.M)
+    assert re.search(r"^\(idle\) +- +- +- +- +- +- +- +2\.42 +- +- +2\.51$", text, re.M)
+    assert f"{SPLIT} Divided here: {GPU}: 1.00 h by activity; 0000:03:00.0: 0.33 h by activity." in text.replace(
+        "\n", " "
+    )
+
+
+def held() -> list[UsageRow]:
+    """A device that was given to one and used by another, who pays nothing."""
+    rows = [device(GPU, 4 * HOUR, 2 * HOUR, given=HOUR), work("shop", GPU, HOUR), work("ml", GPU, 0)]
+    (_, shop, ml) = (replace(row, amounts=dict(row.amounts)) for row in rows)
+    return [
+        rows[0],
+        replace(shop, amounts={**shop.amounts, ALLOCATED_MS: 0, UNUSED_MS: 0}),
+        replace(ml, amounts={**ml.amounts, SHARE_MS: HOUR, ALLOCATED_MS: HOUR, UNUSED_MS: HOUR // 4}),
+    ]
+
+
+def test_what_was_given_and_how_time_was_divided_is_told_in_every_form() -> None:
+    made = report(held(), prices=PRICES)
+    text = render_text(made)
+    assert re.search(r"^shop +5 +6 +1 +1\.0 +1\.00 +0\.00 +- +1\.00 +- +- +0\.90$", text, re.M)
+    assert re.search(r"^ml +5 +6 +1 +1\.0 +0\.00 +1\.00 +25 +1\.00 +- +- +0\.90$", text, re.M)
+    assert re.search(r"^\(idle\) .* 2\.00 +- +- +1\.80$", text, re.M)
+    told = f"Divided here: {GPU}: 1.00 h by allocation, 1.00 h by activity."
+    assert told in text.replace("\n", " ")
+    assert told in render_page(made, held(), [], "n", False)
+    document = report_to_json(made, "n", False)
+    assert json.loads(json.dumps(document))["devices"][0]["split_seconds"] == {"allocation": 3600, "activity": 3600}
+    rows = {row["namespace"]: row for row in csv.DictReader(io.StringIO(render_csv(made)))}
+    assert [rows["ml"][f"{name}_seconds"] for name in ("allocated", "allocated_unused", "share")] == [
+        "3600.0",
+        "900.0",
+        "3600.0",
+    ]
+    assert rows["(idle)"]["allocated_seconds"] == ""
 
 
 def test_device_time_and_memory_where_they_are_known() -> None:

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from kubenpu.api import dbus as api
 from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS
 from kubenpu.exporters.dbus_calls import Answers, find_special, signal_message
-from kubenpu.exporters.dbus_client import parse_counter, parse_device, parse_node, parse_usage
+from kubenpu.exporters.dbus_client import (
+    parse_allocation,
+    parse_counter,
+    parse_device,
+    parse_node,
+    parse_usage,
+)
 from kubenpu.exporters.dbus_connection import (
     from_wire,
 )
@@ -27,6 +33,8 @@ from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import HookStatus
 from kubenpu.model.view import Usage, View
 from tests.fakes.dbus_node import (
+    ALLOCATED,
+    ALLOCATIONS,
     GPU_PATH,
     IGPU,
     NPU,
@@ -142,6 +150,19 @@ def test_workloads_are_listed_once() -> None:
 def test_workloads_above_the_limit_are_refused() -> None:
     assert len(ask("ListWorkloads", view=many(MAX_WORKLOADS))[0]) == MAX_WORKLOADS
     assert ask("ListWorkloads", view=many(MAX_WORKLOADS + 1)) == api.LIMITS_EXCEEDED
+
+
+def test_allocations() -> None:
+    assert ask("ListAllocations") == api.FAILED
+    rows = ask("ListAllocations", view=ALLOCATED)[0]
+    assert [parse_allocation(row) for row in rows] == list(ALLOCATIONS.all)
+    assert {"Device", "IdleSince", "PodUid"}.isdisjoint(rows[1])
+
+
+def test_counters_say_whether_the_device_was_given() -> None:
+    rows, _ = page(view=ALLOCATED)
+    assert [parse_counter(row).allocated for row in rows] == [None, True, False, None]
+    assert all("Allocated" not in row for row in page()[0])
 
 
 def test_counters() -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.snapshot import Names
-from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_ACTIVITY_MS,
+    BY_ALLOCATION_MS,
+    PRESENT_MS,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+)
 from tests.fakes.history_rig import DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, NPU, SSH, WEB, Rig, plus, some
 
 
@@ -186,6 +195,38 @@ def test_a_minute_is_divided_among_those_who_called(rig: Rig) -> None:
     assert rig.times(PRESENT_MS) == {"device": rig.boot_ms}
 
 
+def test_a_device_that_was_given_is_divided_among_those_it_was_given_to(rig: Rig) -> None:
+    """Used or not: WEB holds it all the time and calls once, JOB for one minute; SSH uses it and was not given it."""
+    rig.step()
+    for held, calls in (({WEB}, (WEB, SSH)), ({WEB, JOB}, (SSH,)), ({WEB}, ()), (set(), (SSH,)), (set(), ())):
+        rig.held = frozenset((names, GPU) for names in held)
+        for names in calls:
+            rig.call(names, 1)
+        rig.step()
+    minutes = {
+        measure: {name: ms / MINUTE_MS for name, ms in rig.times(measure).items()}
+        for measure in (SHARE_MS, ALLOCATED_MS, UNUSED_MS, BY_ALLOCATION_MS, BY_ACTIVITY_MS, ACTIVE_MS)
+    }
+    assert minutes == {
+        SHARE_MS: {"web-0": 2.5, "train-0": 0.5, "ssh.service": 1},
+        ALLOCATED_MS: {"device": 3, "web-0": 3, "train-0": 1},
+        UNUSED_MS: {"device": 1, "web-0": 2, "train-0": 1},
+        BY_ALLOCATION_MS: {"device": 3},
+        BY_ACTIVITY_MS: {"device": 1},
+        ACTIVE_MS: {"device": 3, "web-0": 1, "ssh.service": 3},
+    }
+    assert rig.times(ALLOCATED_MS, NPU) == {}
+    (other,) = (row for row in rig.rows() if row.part.value == "device" and row.device == NPU)
+    assert ALLOCATED_MS not in other.amounts  # nobody has said that it was given to none
+
+
+def test_of_a_long_interval_nobody_knows_who_held_the_device(rig: Rig) -> None:
+    rig.step()
+    rig.held = frozenset({(WEB, GPU)})
+    rig.step(HOUR_MS)
+    assert rig.times(ALLOCATED_MS) == rig.times(SHARE_MS) == rig.times(UNWATCHED_MS) == {}
+
+
 def test_an_hour_without_kubenpud_is_one_interval_that_nobody_watched(rig: Rig) -> None:
     rig.step()
     rig.call(WEB, 60)
@@ -248,7 +289,7 @@ def test_only_what_changed_is_written(rig: Rig) -> None:
     rig.step()
     stored = "SELECT name, value FROM usage JOIN measure ON measure.id = measure WHERE interval = 2 ORDER BY 1"
     times = [(ACTIVE_MS, MINUTE_MS)] * 2 + [("calls.submit", 1)] * 2 + [(PRESENT_MS, MINUTE_MS)] * 2
-    assert rig.query(stored) == sorted([*times, (SHARE_MS, MINUTE_MS)])
+    assert rig.query(stored) == sorted([*times, (SHARE_MS, MINUTE_MS), (BY_ACTIVITY_MS, MINUTE_MS)])
 
 
 def test_labels_are_kept_with_the_pod_and_follow_it(rig: Rig) -> None:

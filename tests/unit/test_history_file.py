@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kubenpu.history.recorder import Recorder
 from kubenpu.history.schema import CorruptError, open_for_writing
 from kubenpu.history.upkeep import AT_ONCE, Bounds
 from kubenpu.model.errors import SourceError
+from kubenpu.model.usage import ACTIVE_MS, BY_ACTIVITY_MS
 from tests.fakes.history_rig import BEGIN_MS, DAY_MS, HOUR_MS, JOB, SSH, WEB, Rig
 
 
@@ -147,6 +149,23 @@ def test_a_file_of_a_later_version_is_left_alone(rig: Rig) -> None:
     with pytest.raises(SourceError, match="later"):
         rig.rows()
     assert list(rig.path.parent.glob("*corrupt*")) == []
+
+
+def test_a_file_from_before_allocations_is_brought_up_to_date(rig: Rig) -> None:
+    """All its time was divided by activity."""
+    rig.step()
+    rig.call(WEB, 5)
+    rig.step()
+    rows = rig.rows()
+    rig.recorder.close()
+    with closing(sqlite3.connect(rig.path)) as connection, connection:
+        (measure,) = connection.execute("SELECT id FROM measure WHERE name = 'by_activity_ms'").fetchone()
+        for table, column in (("usage", "measure"), ("measured", "measure"), ("measure", "id")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (measure,))
+        connection.execute("PRAGMA user_version = 2")
+    open_for_writing(rig.path).close()
+    assert rig.rows() == rows
+    assert rig.times(BY_ACTIVITY_MS) == {"device": rig.times(ACTIVE_MS)["device"]}
 
 
 def test_a_file_of_an_earlier_version_is_brought_up_to_date(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history over a model of kernel and ledger, driven at random: no one is charged twice, nothing is lost.
 
-Calls, deaths, retirement, names that come late or are lost, a kubenpud that is killed while it folds or stores, new
-counters, reboots, clocks that are set: after every interval the workloads and what is unattributed add up to what the
-device counted, nobody has more than he made, and who was named and stored in time has exactly that.
+Calls, allocations, deaths, retirement, names that come late or are lost, a kubenpud that is killed while it folds or
+stores, new counters, reboots, clocks that are set: after every interval the workloads and what is unattributed add up
+to what the device counted, nobody has more than he made, and who was named and stored in time has exactly that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,23 @@ from kubenpu.history.report import read_usage
 from kubenpu.history.snapshot import MEASURES, Snapshot, read_snapshot
 from kubenpu.history.upkeep import Bounds
 from kubenpu.ledger.ledger import Ledger, NodeFacts
+from kubenpu.model.allocation import Allocation, Allocations
 from kubenpu.model.device import Device, Visibility
 from kubenpu.model.errors import SourceError
-from kubenpu.model.identity import Owner, Resolution
+from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import HookStatus
-from kubenpu.model.usage import ACTIVE_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_ALLOCATION_MS,
+    PRESENT_MS,
+    RULES,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+    Part,
+    UsageRow,
+)
 from tests.fakes.kernel_model import DEVICES, OWNERS, KernelModel
 
 RETENTION_S = 100.0
@@ -56,6 +68,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.path = self.directory / "usage.db"
         self.wall_s, self.boot_s, self.boots = 1.7e9, 1.0, 0
+        self.given: tuple[Allocation, ...] = ()
         self.owners: dict[int, Owner] = {}
         self.named: frozenset[int] = frozenset()
         self.made: Counter[tuple[Name, str]] = Counter()
@@ -93,6 +106,20 @@ class HistoryMachine(RuleBasedStateMachine):
         self.unstored[key] += 1
         if self.kernel.lost[device] > lost:
             self.inexact.add(key)
+
+    @rule(
+        held=st.frozensets(st.tuples(st.sampled_from(OWNERS), st.sampled_from([*DEVICES.values(), None])), max_size=4)
+    )
+    def give(self, held: frozenset[tuple[Owner, str | None]]) -> None:
+        """The kubelet gives devices to containers, of which it may not say which devices they are; or says nothing.
+
+        There is one pod of a name at a time.
+        """
+        pods = {(name_of(owner), device): owner for owner, device in held if owner.kind is OwnerKind.POD}
+        self.given = tuple(
+            Allocation(o.namespace, o.pod, o.container, "r", str(place), "", device, o.pod_uid, None)
+            for place, ((_, device), o) in enumerate(pods.items())
+        )
 
     @rule(owner=st.sampled_from(OWNERS))
     def die(self, owner: Owner) -> None:
@@ -160,7 +187,8 @@ class HistoryMachine(RuleBasedStateMachine):
 
     def snapshot(self) -> Snapshot:
         hooks = (HookStatus("drm_ioctl", "fentry", "", self.since_ns),)
-        facts = replace(FACTS, hooks=hooks, boot_id=f"boot-{self.boots}")
+        known = Allocations(self.given, {}) if self.given else None
+        facts = replace(FACTS, hooks=hooks, boot_id=f"boot-{self.boots}", allocations=known)
         sample = replace(self.kernel.sample(int(self.boot_s * 1e9)), generation=self.generation)
         view = self.ledger.view(sample, DEVICES, facts)
         found = read_snapshot(view, int(self.wall_s * 1000), lambda _vendor: {"submit": Visibility.ALWAYS})
@@ -183,9 +211,15 @@ class HistoryMachine(RuleBasedStateMachine):
         others = [row for row in rows if row.part is not Part.DEVICE]
         for measure in MEASURES:
             assert sum(row.amounts[measure] for row in others) == whole.amounts[measure]
-        assert sum(row.amounts.get(SHARE_MS, 0) for row in others) == whole.amounts.get(ACTIVE_MS, 0)
-        observed = whole.amounts.get(ACTIVE_MS, 0) + whole.amounts.get(UNWATCHED_MS, 0)
-        assert 0 <= observed <= whole.amounts.get(PRESENT_MS, 0)
+        get = whole.amounts.get
+        divided = sum(get(rule, 0) for rule in RULES)
+        assert sum(row.amounts.get(SHARE_MS, 0) for row in others) == divided
+        assert max(get(ACTIVE_MS, 0), get(ALLOCATED_MS, 0)) <= divided <= get(ACTIVE_MS, 0) + get(ALLOCATED_MS, 0)
+        assert 0 <= divided + get(UNWATCHED_MS, 0) <= get(PRESENT_MS, 0)
+        assert get(BY_ALLOCATION_MS, 0) == get(ALLOCATED_MS, 0)
+        assert get(UNUSED_MS, 0) <= get(ALLOCATED_MS, 0)
+        for row in others:
+            assert row.amounts.get(UNUSED_MS, 0) <= row.amounts.get(ALLOCATED_MS, 0) <= get(ALLOCATED_MS, 0)
         made = {name: n for (name, device), n in self.made.items() if device == whole.device}
         assert calls(whole) == sum(made.values())
         for row in others:
@@ -194,10 +228,10 @@ class HistoryMachine(RuleBasedStateMachine):
 
     def check_workload(self, row: UsageRow, made: dict[Name, int]) -> None:
         name = (row.namespace, row.pod, row.container, row.unit)
-        assert 0 <= calls(row) <= made[name]
+        assert 0 <= calls(row) <= made.get(name, 0)
         pending = {name_of(owner) for cgroup, owner in self.owners.items() if cgroup not in self.named}
         if (name, row.device) not in self.inexact and name not in pending:
-            assert calls(row) == made[name]
+            assert calls(row) == made.get(name, 0)
 
     def check_windows(self, rows: list[UsageRow]) -> None:
         """Adjacent windows add up to the whole, wherever the border is."""

@@ -24,6 +24,7 @@ from kubenpu.exporters.prometheus import (
     prefers_openmetrics,
     write_text,
 )
+from kubenpu.model.allocation import Allocation, Allocations
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
@@ -86,6 +87,13 @@ VIEW = View(
     index_rebuilds=1,
     retired_early=2,
     dbus_dropped=3,
+    allocations=Allocations(
+        (
+            Allocation("shop", "web-0", "main", "gpu.intel.com/i915", "card1-0", "", IGPU, "u1", 1700000000.0),
+            Allocation("shop", "web-1", "main", "gpu.x.example", "pool/mystery", "shop/claim", None, "", None),
+        ),
+        {"shop/web-0/main": (IGPU,), "shop/web-1/main": (None,)},
+    ),
 )
 
 
@@ -152,6 +160,21 @@ def test_the_output_is_what_the_table_says() -> None:
         assert metric.type in {"counter", "gauge"}
         assert metric.name.endswith("_total") == (metric.type == "counter")
         assert metric.help.endswith(".")
+
+
+def test_one_device_given_twice_under_names_that_are_cut_alike_is_one_series() -> None:
+    assert VIEW.allocations is not None
+    gpu = VIEW.allocations.all[0]
+    twins = tuple(gpu._replace(device_id="x" * MAX_LABEL_CHARACTERS + end) for end in "ab")
+    view = dataclasses.replace(VIEW, allocations=Allocations((*twins, gpu, gpu._replace(pod_uid="u2")), {}))
+    found = [sample for sample in samples(view) if sample.name == "kubenpu_device_allocated"]
+    assert_unique(found)
+    assert [sample.value for sample in found] == [1, 1]
+
+
+def test_who_was_given_what_is_absent_where_nobody_tells() -> None:
+    view = dataclasses.replace(VIEW, allocations=None)
+    assert "kubenpu_device_allocated" not in {sample.name for sample in samples(view)}
 
 
 def test_every_kind_of_a_seen_workload_is_there_from_the_start() -> None:

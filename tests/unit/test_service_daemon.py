@@ -113,8 +113,12 @@ def test_the_loop_neither_waits_nor_spins_while_the_node_is_busy(rig: Rig, monke
     monkeypatch.setattr(daemon, "TIDY_SECONDS", 0.01)
     monkeypatch.setattr(daemon.Daemon, "_on_bell", tell)
     rig.node.during["tidy"] = busy
-    rig.run(lambda: rig.node.wait_for("tidy", 3))
-    assert rig.node.steps.count("resolve") > 1
+
+    def script() -> None:
+        rig.node.wait_for("tidy", 3)
+        rig.node.wait_for("resolve", 2)
+
+    rig.run(script)
 
 
 @pytest.mark.parametrize("same_number", [True, False])
@@ -177,7 +181,7 @@ def test_nothing_happens_without_a_reason(rig: Rig) -> None:
         rig.node.wait_for("resolve", 2)
 
     rig.run(script)
-    assert rig.node.steps == ["rescan", "open", "tidy", "resolve", "resolve"]
+    assert rig.node.steps == ["rescan", "open", "tidy", "resolve", "ask_kubelet", "resolve"]
 
 
 # ---- what it tells who asks ----

@@ -12,13 +12,15 @@ from typing import cast
 import pytest
 
 from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
+from kubenpu.history.snapshot import read_snapshot
+from kubenpu.model.allocation import Allocations
 from kubenpu.model.errors import SourceError
 from kubenpu.model.sample import HookStatus
 from kubenpu.model.usage import PRESENT_MS, Part
 from kubenpu.model.view import View
 from kubenpu.service.history import History
 from kubenpu.service.node import Node
-from tests.fakes.dbus_node import IGPU, VIEW, VISIBILITY, counts
+from tests.fakes.dbus_node import ALLOCATIONS, IGPU, NPU, VIEW, VISIBILITY, counts
 
 
 class FakeNode:
@@ -84,6 +86,19 @@ def test_its_answer_is_what_was_counted(settings: Settings) -> None:
     assert rows[Part.WORKLOAD, "blue"]["calls.submit"] == 100
     assert rows[Part.WORKLOAD, "blue"]["wait_ns"] == 1_500_000_000
     history.close()
+
+
+def test_who_holds_a_device_is_stored_with_its_labels() -> None:
+    """As far as it is known which device that is, and that device is counted."""
+    web, unknown = ALLOCATIONS.all
+    held = (web, unknown, web._replace(pod="idle-0", pod_uid="u8"), web._replace(pod="other-0", device=NPU))
+    labels = {"u1": {"team": "blue"}, "u8": {"team": "red"}}
+    view = replace(COUNTED, allocations=Allocations(held, {}), pod_labels=labels)
+    snapshot = read_snapshot(view, 0, lambda _vendor: {})
+    assert snapshot is not None
+    web_0, idle_0 = (("pod", "shop", pod, "main", uid, "") for pod, uid in (("web-0", "u1"), ("idle-0", "u8")))
+    assert snapshot.held == {(web_0, IGPU), (idle_0, IGPU)}
+    assert snapshot.labels == {web_0: {"team": "blue"}, idle_0: {"team": "red"}}
 
 
 @pytest.mark.parametrize(("mechanism", "present"), [("lsm", True), ("off", False)])

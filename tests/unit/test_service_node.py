@@ -6,18 +6,21 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kubenpu.identity import containers
+from kubenpu.identity import containers, podresources
 from kubenpu.identity.cgroup import parse_path
 from kubenpu.identity.resolve import RETRY_S
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.ledger.names import NAMES_NAME
+from kubenpu.model.allocation import Allocation, Allocations, Claimed, Listing
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
 from kubenpu.model.view import View
+from kubenpu.service.kubelet import MaybeKubelet
 from kubenpu.service.node import Node
 from tests.fakes.node_world import CLAIM, CONFIRMED, DENIED, ID, POD, POD_PATH, World, owners, source
 from tests.fakes.sim_plan import DEVICES
@@ -141,6 +144,44 @@ def test_state_of_plain_containers_is_a_source_as_soon_as_there_is_one(
     node.resolve()
     assert source(node, "containers") == (True, "")
     assert find(parse_path(f"/docker/{ID}")) == ("docker:train", "cuda:13")
+
+
+def test_the_kubelet_is_a_source_where_there_is_one(world: World, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is configured anew is another one."""
+    node.ask_kubelet()
+    assert not [each for each in node.view().sources if each.source == "kubelet"]
+    socket = world.place / "kubelet.sock"
+    socket.touch()
+    node.ask_kubelet()
+    up, reason = source(node, "kubelet")
+    assert not up
+    assert "gave no answer" in reason
+    place = ("ml", "train-0", "worker")
+    listing = Listing((Claimed(*place, "r", "mystery", "", ("mystery",)),), frozenset({"ml/train-0/worker"}))
+    monkeypatch.setattr(podresources.PodResources, "listing", lambda _client: listing)
+    node.ask_kubelet()
+    assert source(node, "kubelet") == (True, "")
+    known = node.view().allocations
+    assert known is not None
+    assert known.all == (Allocation(*place, "r", "mystery", "", None, "u7", None),)
+    world.settings = replace(world.settings, kubelet_socket="")
+    node.apply(world.settings)
+    node.ask_kubelet()
+    assert node.view().allocations is None
+    assert not [each for each in node.view().sources if each.source == "kubelet"]
+
+
+def test_labels_are_asked_for_pods_that_hold_a_device_and_do_not_use_it(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str]] = []
+    world.work(world.cgroup())
+    held = Allocation("ml", "idle-0", "c", "r", "mystery", "", None, "u7", None)
+    known = Allocations((held, held._replace(pod_uid="")), {})
+    monkeypatch.setattr(MaybeKubelet, "known", property(lambda _kubelet: known))
+    monkeypatch.setattr(node._labels, "look_up", lambda pods, _deadline_s: asked.append(set(pods)))
+    node.resolve()
+    assert asked == [{"u7"}]
 
 
 def test_each_runtime_is_a_source(world: World, node: Node) -> None:

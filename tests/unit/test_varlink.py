@@ -21,7 +21,7 @@ from kubenpu.exporters.varlink_calls import Answers, MalformedError
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.view import Usage, View
-from tests.fakes.dbus_node import IGPU, NPU, OFF, VIEW, counts, many, picture
+from tests.fakes.dbus_node import ALLOCATED, IGPU, NPU, OFF, VIEW, counts, many, picture
 from tests.fakes.varlink_peer import NODE, PARSED, check, encoded
 
 GOLDEN = Path(__file__).parent.parent / "golden/io.kubenpu.Node.varlink"
@@ -227,6 +227,27 @@ def test_filters_select() -> None:
     assert pods({"unit": "", "kind": "pod"}) == ["web-0", "web-0"]
     assert pods({"pod": None, "kind": "unknown"}) == [""]
     assert pods({"pod": "\udcff"}) == []
+
+
+def test_allocations() -> None:
+    error, parameters = ask("ListAllocations")
+    assert error == api.FAILED
+    check("Failed", parameters)
+    gpu, unknown = ask("ListAllocations", view=ALLOCATED)["allocations"]
+    assert gpu == {
+        "namespace": "shop",
+        "pod": "web-0",
+        "container": "main",
+        "podUid": "u1",
+        "resource": "gpu.intel.com/i915",
+        "deviceId": "card1-0",
+        "device": IGPU,
+        "idleSince": 1700000000,
+    }
+    assert unknown["claim"] == "shop/claim"
+    assert {"device", "idleSince", "podUid"}.isdisjoint(unknown)
+    found = ask("GetCounters", view=ALLOCATED)["counters"]
+    assert [row.get("allocated") for row in found] == [None, True, False, None]
 
 
 def test_too_many_workloads_are_refused() -> None:

@@ -3,7 +3,8 @@
 
 `pytest tests/vm` runs all; `-k`, node ids and -x work as usual; KUBENPU_VM_GUESTS=trixie,bookworm chooses guests, and
 those of another machine run only when they are chosen.
-A guest gets exactly the selected cases, and two run at a time; an item passes when the guest said so.
+A guest gets exactly the selected cases, and two run at a time; an item passes when the guest said so. A guest that has
+cases marked after_reboot boots once more for them, when it is through with the others.
 A case that is skipped inside a guest, or about which the guest said nothing, has failed; so has the whole run when a
 guest ended badly or its kernel complained.
 """
@@ -80,11 +81,12 @@ def _run_of(item: GuestCase) -> GuestRun:
     """The run of the item's guest. With the first item all guests set out, as many at a time as the machine bears."""
     runs = item.config.stash[RUNS]
     if not runs:
-        mine: dict[str, list[str]] = {}
+        mine: dict[str, tuple[list[str], list[str]]] = {}
         for one in item.session.items:
             if isinstance(one, GuestCase):
-                mine.setdefault(one.guest, []).append(one.case)
-        runs |= {guest: GuestRun(guest, cases) for guest, cases in mine.items()}
+                later = one.get_closest_marker("after_reboot") is not None
+                mine.setdefault(one.guest, ([], []))[later].append(one.case)
+        runs |= {guest: GuestRun(guest, *cases) for guest, cases in mine.items()}
     return runs[item.guest]
 
 

@@ -54,11 +54,15 @@ HARDWARE = {
 }
 
 JOB = """\
-cat /proc/uptime >/mnt/started
-tar -C / --keep-directory-symlink -xf /dev/vdb
-cd {directory}
 rc=0
-( {install} packages/this/kubenpu_*.deb && . /mnt/command ) || rc=$?
+if [ ! -e /opt/prepared ]; then
+    cat /proc/uptime >/mnt/started
+    tar -C / --keep-directory-symlink -xf /dev/vdb
+    {install} {directory}/packages/this/kubenpu_*.deb || rc=$?
+    : >/opt/prepared
+fi
+cd {directory}
+[ $rc != 0 ] || ( . /mnt/command ) || rc=$?
 journalctl -b -o short-monotonic --no-pager >/mnt/journal.txt
 echo $rc >/mnt/rc
 """
@@ -66,11 +70,15 @@ echo $rc >/mnt/rc
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a guest is to do: shell text, the tar file unpacked before it, and what this boot needs."""
+    """What a guest is to do: shell text, the tar file unpacked before it, and what this boot needs.
+
+    `reboots`: it may boot again and goes on then, with its disk as it was; the text is run from its begin once more.
+    """
 
     command: str
     payload: Path
     kernel_args: tuple[str, ...] = ()
+    reboots: bool = False
     deadline_seconds: float = DEADLINE_SECONDS
 
 
@@ -202,7 +210,8 @@ def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
         ("chardev", "stdio,id=job,signal=off"),
         ("device", "virtserialport,chardev=job,name=job"),
     ]
-    words = [f"qemu-system-{guest.machine}", "-nodefaults", "-no-user-config", "-no-reboot"]
+    words = [f"qemu-system-{guest.machine}", "-nodefaults", "-no-user-config"]
+    words += [] if job.reboots else ["-no-reboot"]
     for option, value in (*options.items(), *repeated):
         words += [f"-{option}", value]
     return words
@@ -221,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with machine_lock(), tempfile.TemporaryDirectory() as scratch:
         payload = stage.make_payload(Path(scratch), guest.machine)
         share = fresh_share(guest.name)
-        job = Job(" ".join(options.command), payload, tuple(options.kernel_arg), options.deadline)
+        job = Job(" ".join(options.command), payload, tuple(options.kernel_arg), deadline_seconds=options.deadline)
         with Machine(guest, job, share) as machine:
             threading.Thread(target=_forward_stdin, args=(machine.stdin,), daemon=True).start()
             outcome = machine.wait()

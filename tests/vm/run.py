@@ -22,6 +22,20 @@ from tempfile import TemporaryDirectory
 from tests.vm import image, rig, stage
 
 COMMAND = "KUBENPU_VM_GUEST={guest} python3 -B -m pytest --rootdir=. -c /dev/null -p no:cacheprovider -v {cases}"
+# Run at each boot. --force, as the end of the job's unit would switch the machine off.
+REBOOT = """\
+if [ ! -e /opt/booted ]; then
+    : >/opt/booted
+    rc=0
+    {first} || rc=$?
+    echo $rc >/opt/rc
+    journalctl -b -o short-monotonic --no-pager >/mnt/journal-1.txt
+    sync
+    systemctl reboot --force
+    exec sleep infinity
+fi
+{second} && exit "$(cat /opt/rc)"
+"""
 POLL_SECONDS = 0.1
 PREPARING = threading.Lock()  # images and packages are made by one at a time
 KERNEL_COMPLAINT = re.compile(r"WARNING: |BUG: |Oops|general protection fault|KASAN|possible recursive locking")
@@ -41,17 +55,23 @@ class CaseResult:
 class GuestRun:
     """One guest from power-on to power-off, followed by a thread of its own; other guests may run meanwhile."""
 
-    def __init__(self, guest: str, cases: Sequence[str]) -> None:
+    def __init__(self, guest: str, cases: Sequence[str], after_reboot: Sequence[str] = ()) -> None:
         self.guest = guest
         self.summary = "did not boot"
         self.problem = ""
-        self._cases = cases
+        self._command = self._pytest(cases)
+        self._reboots = bool(after_reboot)
+        if after_reboot:
+            self._command = REBOOT.format(first=self._command if cases else "true", second=self._pytest(after_reboot))
         self._results: dict[str, CaseResult] = {}
         self._news = threading.Condition()
         self._over = False
         self._cut = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=guest, daemon=True)
         self._thread.start()
+
+    def _pytest(self, cases: Sequence[str]) -> str:
+        return COMMAND.format(guest=self.guest, cases=shlex.join(cases))
 
     def result(self, case: str) -> CaseResult:
         """The result of this case, as soon as the guest has it."""
@@ -94,7 +114,7 @@ class GuestRun:
         output = stack.enter_context((self._share / "output.log").open("wb"))
         with PREPARING:
             payload = stage.make_payload(scratch, self._image.machine)
-        job = rig.Job(COMMAND.format(guest=self.guest, cases=shlex.join(self._cases)), payload)
+        job = rig.Job(self._command, payload, reboots=self._reboots)
         self.summary = f"{self._image.kernel_release}, did not come to its end"
         return stack.enter_context(rig.Machine(self._image, job, self._share, output))
 
@@ -118,8 +138,8 @@ class GuestRun:
                     self._news.notify_all()
 
     def _kernel_complaints(self) -> list[str]:
-        journal = (self._share / "journal.txt").read_text(errors="replace").splitlines()
-        return [line for line in journal if _complains(line)]
+        journals = [path.read_text(errors="replace") for path in sorted(self._share.glob("journal*.txt"))]
+        return [line for journal in journals for line in journal.splitlines() if _complains(line)]
 
     def _output(self) -> str:
         text = (self._share / "output.log").read_text(errors="replace")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices the kubelet has given to which container. That is not use: what was used the kernel counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kubenpu.model.device import Device
+from kubenpu.model.identity import Owner, OwnerKind
+
+
+class Claimed(NamedTuple):
+    """What the kubelet says, by names; it knows no UID.
+
+    `resource`: what a device plugin calls it (`nvidia.com/gpu`), or the DRA driver. `device_id`: the plugin's id, or
+    `POOL/DEVICE`. `claim`: `NAMESPACE/NAME`, "" for device plugins. `names`: what the device is called, also by CDI.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+    claim: str
+    names: tuple[str, ...]
+
+
+class Listing(NamedTuple):
+    """`containers`: all that the kubelet told of, as container_key() writes them, those without a device too."""
+
+    claimed: tuple[Claimed, ...]
+    containers: frozenset[str]
+
+
+class Allocation(NamedTuple):
+    """The same, joined with what this node has. `device`: its address, None when the names do not tell which it is.
+
+    `pod_uid` "": not known. `idle_since`: Unix time since which the container made no call to the device, as far as
+    somebody has looked; None when the device is not known or its calls are not counted.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+    claim: str
+    device: str | None
+    pod_uid: str
+    idle_since: float | None
+
+
+class Allocations(NamedTuple):
+    """What the kubelet said last. `given`: devices by container; a container that is missing is one that the kubelet
+    does not tell of: one that prepares its pod, or was added to it for debugging."""
+
+    all: tuple[Allocation, ...]
+    given: Mapping[str, tuple[str | None, ...]]
+
+    def cover(self, owner: Owner, device: Device) -> bool | None:
+        """Whether the owner was given the device; None when that cannot be said."""
+        given = self.given.get(container_key(owner.namespace, owner.pod, owner.container))
+        if owner.kind is not OwnerKind.POD or given is None:
+            return None
+        if device.address in given:
+            return True
+        stands_for_several = device.driver is None and device.pci_id is None
+        return None if stands_for_several or None in given else False
+
+
+def container_key(namespace: str, pod: str, container: str) -> str:
+    """One text for a container; none of the names has a / in it."""
+    return f"{namespace}/{pod}/{container}"

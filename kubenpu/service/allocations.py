@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kubelet has given to whom, joined with this node's devices, with the pods' UIDs and with what was used.
+
+Owns the connection to the kubelet, its last answer, and since when each container has not used what it was given. An
+answer holds until the next one, or for KEEP_SECONDS while the kubelet is silent. Imported where there is a kubelet. For
+one thread; `known` for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from kubenpu.devices.ids import find_device
+from kubenpu.identity.podresources import PodResources
+from kubenpu.model.allocation import Allocation, Allocations, Claimed, container_key
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import OwnerKind
+from kubenpu.model.view import Usage, View
+
+KEEP_SECONDS = 300.0
+ASK_SECONDS = 2.0
+Clock = Callable[[], float]
+
+
+class Runtime(Protocol):
+    """kubenpu.identity.cri.CriClient is one."""
+
+    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None: ...
+
+
+class _Use(NamedTuple):
+    """`calls`: of each living cgroup of the container, by id of the container."""
+
+    pod_uid: str
+    calls: tuple[tuple[str, int], ...]
+    idle_since: float
+
+
+Pod = tuple[str, str]
+Place = tuple[str, str]
+"""A container's key and the address of a device."""
+
+
+class Kubelet:
+    """`known` None: it has not told yet, or has been silent for too long."""
+
+    def __init__(self, socket: Path, runtimes: Callable[[], Sequence[Runtime]], clock: Clock = time.time) -> None:
+        self.known: Allocations | None = None
+        self._runtimes, self._clock = runtimes, clock
+        self._client = PodResources(socket, ASK_SECONDS)
+        self._answered = 0.0
+        self._uses: dict[Place, _Use] = {}
+
+    def ask(self, view: Callable[[], View]) -> None:
+        """Raises SourceError when there is no answer."""
+        now = self._clock()
+        try:
+            listing = self._client.listing()
+        except SourceError:
+            if now - self._answered > KEEP_SECONDS:
+                self.known = None
+            raise
+        self._answered, seen = now, view()
+        uids = self._find_uids(listing.claimed, seen.usage)
+        self.known = self._join(listing.claimed, listing.containers, seen, uids)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str]:
+        """Those that use a device are known by now, of the others the runtimes are asked."""
+        alive = (each.owner for each in usage if each.alive and each.owner.kind is OwnerKind.POD)
+        uids = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
+        end = time.monotonic() + ASK_SECONDS
+        for pod in dict.fromkeys((each.namespace, each.pod) for each in claimed):
+            if pod not in uids:
+                uids[pod] = self._ask_uid(pod, end)
+        return uids
+
+    def _ask_uid(self, pod: Pod, end: float) -> str:
+        for runtime in self._runtimes():
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                uid = runtime.uid_of_pod(*pod, left_s)
+            except SourceError:
+                continue  # it is a source of its own, and says so there
+            if uid:
+                return uid
+        return ""
+
+    def _join(
+        self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str]
+    ) -> Allocations:
+        counted = {each.device for each in view.device_usage if view.counts(each.hooks)}
+        calls = _calls(view.usage)
+        found, uses = [], {}
+        given: dict[str, tuple[str | None, ...]] = dict.fromkeys(containers, ())
+        for each in claimed:
+            device = find_device(each.resource, each.names, view.devices)
+            key, uid, idle_since = container_key(*each[:3]), uids[each[:2]], None
+            if device in counted:
+                use = uses[key, device] = self._use((key, device), uid, calls.get((key, device), ()))
+                idle_since = use.idle_since
+            given[key] = (*given[key], device)
+            found.append(Allocation(*each[:6], device, uid, idle_since))
+        self._uses = uses
+        return Allocations(tuple(found), given)
+
+    def _use(self, place: Place, uid: str, calls: tuple[tuple[str, int], ...]) -> _Use:
+        """It is new, or another pod of that name, or made a call since the last look: then it is idle since now."""
+        before = self._uses.get(place)
+        if before is None or (uid and before.pod_uid not in ("", uid)) or (calls and calls != before.calls):
+            return _Use(uid, calls, self._clock())
+        return _Use(uid or before.pod_uid, calls, before.idle_since)
+
+
+def _calls(usage: Iterable[Usage]) -> Mapping[Place, tuple[tuple[str, int], ...]]:
+    """Of living containers."""
+    found: dict[Place, tuple[tuple[str, int], ...]] = {}
+    for each in usage:
+        owner = each.owner
+        if each.alive and owner.kind is OwnerKind.POD:
+            place = (container_key(owner.namespace, owner.pod, owner.container), each.device)
+            found[place] = (*found.get(place, ()), (owner.container_id, sum(each.counts.calls)))
+    return found

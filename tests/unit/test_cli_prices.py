@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prices of a report: what a file of them may say, and files that say something else."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubenpu.cli.prices import parse_prices, read_prices
+from kubenpu.model.errors import ConfigError
+from tests.fakes.history_rig import GPU
+
+
+def test_a_pipe_of_prices_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "prices.toml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_prices(tmp_path / "prices.toml")
+
+
+def test_prices_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text('currency = "€"\n[price]\ndefault = 1.20\ndriver.xe = 0.8\ndevice."0000:00:02.0" = 2\n')
+    prices = read_prices(file)
+    assert prices.currency == "€"
+    assert [prices.of(GPU, "xe"), prices.of("x", "xe"), prices.of("x", None)] == [2, Decimal("0.8"), Decimal("1.20")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "currency = 'EUR'",
+        "[price]\ndefault = 1",
+        "currency = 'EUR'\n[price]",
+        "currency = 'EUR'\n[price]\ndefault = -1",
+        "currency = 'EUR'\n[price]\ndefault = nan",
+        "currency = 'EUR'\n[price]\ndefault = inf",
+        "currency = 'EUR'\n[price]\ndefault = 1e99",
+        "currency = 'EUR'\n[price]\ndefault = true",
+        "currency = 'EUR'\n[price]\ndefault = '1'",
+        "currency = 'EUR'\n[price]\ndrivers.xe = 1",
+        "currency = 'EUR'\n[price]\ndriver = 1",
+        "currency = 'EUR'\nvat = 19\n[price]\ndefault = 1",
+        "currency = 'EUR\\u001b[31m'\n[price]\ndefault = 1",
+        "currency = 'EUR\n",
+        "a = " + "[" * 10000,
+    ],
+)
+def test_prices_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        read_prices(file)
+
+
+def test_prices_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_prices(tmp_path / "none.toml")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s)))
+def test_no_document_is_a_surprise(document: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_prices(Path("x"), {"currency": "EUR", "price": document, "more": 1})

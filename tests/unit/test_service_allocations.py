@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kubelet gave, joined with what the node has and what was used; a kubelet that is silent, late or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kubenpu.identity import podresources
+from kubenpu.model.allocation import Allocation, Claimed, Listing
+from kubenpu.model.device import Device, Node
+from kubenpu.model.errors import SourceError
+from kubenpu.model.identity import Owner, OwnerKind
+from kubenpu.model.sample import ZERO, Counts, HookStatus
+from kubenpu.model.view import DeviceUsage, Usage, View
+from kubenpu.service.allocations import KEEP_SECONDS, Kubelet
+
+GPU, NPU = "0000:03:00.0", "npu.0"
+GIVEN = Claimed("ml", "train-0", "worker", "amd.com/gpu", GPU, "", (GPU,))
+OWNER = Owner(OwnerKind.POD, "ml", "train-0", "worker", "u1", "c1")
+DEVICES = (
+    Device(GPU, "drm", "amdgpu", "amdgpu", "1002:1", None, (Node("dri/card0", 226, 0),), ""),
+    Device(NPU, "accel", "rocket", "rocket", None, None, (Node("accel/accel0", 261, 0),), ""),
+    Device("kfd", "char", None, "amdkfd", None, None, (Node("kfd", 240, 0),), ""),
+)
+
+
+def used(calls: int, owner: Owner = OWNER, device: str = GPU, alive: bool = True) -> Usage:
+    return Usage(owner, device, "amdgpu", Counts((calls, 0, 0, 0, 0, 0, 0), (0,) * 7, 0), 1.0, alive)
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.uids: dict[tuple[str, str], str] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.silent = False
+
+    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
+        assert timeout_s is not None and timeout_s > 0
+        self.asked.append((namespace, pod))
+        if self.silent:
+            raise SourceError("silent")
+        return self.uids.get((namespace, pod))
+
+
+class Bench:
+    """A node with these devices; the kubelet lists `claimed`, unless it has `trouble`."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.trouble = 1000.0, ""
+        self.claimed, self.others = [GIVEN], ["ml/train-0/log"]
+        self.usage: list[Usage] = []
+        self.runtime = Runtime()
+        monkeypatch.setattr(podresources.PodResources, "listing", lambda _client: self.listing())
+        self.kubelet = Kubelet(place / "kubelet.sock", lambda: [self.runtime], lambda: self.now)
+
+    def listing(self) -> Listing:
+        if self.trouble:
+            raise SourceError(self.trouble)
+        containers = {f"{each.namespace}/{each.pod}/{each.container}" for each in self.claimed}
+        return Listing(tuple(self.claimed), frozenset(containers.union(self.others)))
+
+    def view(self) -> View:
+        hooks = (HookStatus("drm_ioctl", "fentry", "", 5),)
+        totals = (DeviceUsage(GPU, "amdgpu", ZERO, ZERO, {}, 0, 1.0),)
+        usage, known = tuple(self.usage), self.kubelet.known
+        return View("1", "n", False, 1.0, DEVICES, usage, totals, hooks, (), {}, 0, 0, 0, allocations=known)
+
+    def ask(self, seconds: float = 30.0) -> tuple[Allocation, ...]:
+        self.now += seconds
+        self.kubelet.ask(self.view)
+        assert self.kubelet.known is not None
+        return self.kubelet.known.all
+
+    def idle(self, seconds: float = 30.0) -> float | None:
+        """For how long the one allocation is."""
+        (found,) = self.ask(seconds)
+        return None if found.idle_since is None else self.now - found.idle_since
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(tmp_path, monkeypatch)
+    yield made
+    made.kubelet.close()
+
+
+# ---- joined ----
+
+
+def test_an_allocation_has_its_device_and_its_pod(bench: Bench) -> None:
+    bench.runtime.uids["ml", "train-0"] = "u1"
+    assert bench.ask() == (Allocation("ml", "train-0", "worker", "amd.com/gpu", GPU, "", GPU, "u1", 1030.0),)
+
+
+def test_an_id_that_tells_no_device_is_shown_without_one(bench: Bench) -> None:
+    bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
+    (found,) = bench.ask()
+    assert (found.device_id, found.device, found.idle_since) == ("mystery", None, None)
+
+
+def test_of_a_device_that_nobody_counts_nothing_is_said_about_use(bench: Bench) -> None:
+    bench.claimed = [GIVEN._replace(device_id="accel0", names=("accel0",))]
+    (found,) = bench.ask()
+    assert (found.device, found.idle_since) == (NPU, None)
+
+
+def test_who_uses_a_device_is_not_asked_about_and_others_are_each_time(bench: Bench) -> None:
+    bench.usage = [used(3)]
+    assert [each.pod_uid for each in bench.ask()] == ["u1"]
+    assert bench.runtime.asked == []
+    bench.usage = [used(3, alive=False)]
+    bench.runtime.silent = True
+    assert [each.pod_uid for each in bench.ask()] == [""]
+    bench.runtime.silent = False
+    bench.runtime.uids["ml", "train-0"] = "u2"
+    assert [each.pod_uid for each in bench.ask()] == ["u2"]
+    assert len(bench.runtime.asked) == 2
+
+
+# ---- idle ----
+
+
+def test_idle_is_counted_from_the_last_call(bench: Bench) -> None:
+    bench.usage = [used(0)]
+    assert [bench.idle(), bench.idle(), bench.idle()] == [0, 30, 60]
+    bench.usage = [used(1)]
+    assert [bench.idle(), bench.idle()] == [0, 30]
+
+
+def test_calls_of_others_do_not_count(bench: Bench) -> None:
+    others = [replace(OWNER, container="log"), replace(OWNER, namespace="x"), replace(OWNER, pod="y")]
+    others.append(Owner(OwnerKind.HOST, unit="ssh.service"))
+    assert bench.idle() == 0
+    for number, owner in enumerate(others, 1):
+        bench.usage = [used(number, owner), used(number, device=NPU)]
+        assert bench.idle() == 30 * number
+
+
+def test_a_restarted_container_goes_on_and_its_first_call_counts(bench: Bench) -> None:
+    bench.usage = [used(7)]
+    bench.idle()
+    bench.usage = [used(7, alive=False)]
+    assert bench.idle() == 30
+    bench.usage = [used(7, alive=False), used(7, replace(OWNER, container_id="c2"))]
+    assert bench.idle() == 0
+
+
+def test_another_pod_of_the_same_name_begins_anew(bench: Bench) -> None:
+    bench.usage = [used(7)]
+    bench.idle()
+    assert bench.idle() == 30
+    bench.usage = [used(7, alive=False)]
+    bench.runtime.uids["ml", "train-0"] = "u2"
+    assert [bench.idle(), bench.idle()] == [0, 30]
+
+
+def test_what_was_given_back_and_given_again_begins_anew(bench: Bench) -> None:
+    bench.idle()
+    claimed, bench.claimed = bench.claimed, []
+    assert bench.ask() == ()
+    bench.claimed = claimed
+    assert bench.idle() == 0
+
+
+# ---- used without being given ----
+
+
+@pytest.mark.parametrize(
+    ("owner", "device", "answer"),
+    [
+        (OWNER, GPU, True),
+        (OWNER, NPU, False),
+        (replace(OWNER, container="log"), GPU, False),
+        (OWNER, "kfd", None),  # one node for several GPUs
+        (OWNER, "gone", None),
+        (replace(OWNER, container="init"), GPU, None),  # the kubelet does not tell of these
+        (replace(OWNER, container=""), GPU, None),
+        (replace(OWNER, pod="other"), GPU, None),
+        (Owner(OwnerKind.HOST, unit="ssh.service"), GPU, None),
+        (Owner(OwnerKind.UNKNOWN, pod_uid="u1"), GPU, None),
+    ],
+)
+def test_whether_the_user_was_given_it(bench: Bench, owner: Owner, device: str, answer: bool | None) -> None:
+    assert bench.view().allocated(used(1, owner, device)) is None
+    bench.ask()
+    assert bench.view().allocated(used(1, owner, device)) is answer
+    assert bench.view().allocated(used(1, owner, device, alive=False)) is None
+
+
+def test_who_has_a_device_that_nobody_knows_is_not_accused(bench: Bench) -> None:
+    bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
+    bench.ask()
+    assert bench.view().allocated(used(1)) is None
+
+
+# ---- the kubelet ----
+
+
+def test_an_answer_holds_for_a_while_when_the_kubelet_is_silent(bench: Bench) -> None:
+    found = bench.ask()
+    bench.trouble = "silent"
+    for seconds, known in ((30.0, True), (KEEP_SECONDS - 31, True), (2.0, False)):
+        bench.now += seconds
+        with pytest.raises(SourceError, match="silent"):
+            bench.kubelet.ask(bench.view)
+        assert (bench.kubelet.known is not None) is known
+    bench.trouble = ""
+    assert bench.ask()[0][:7] == found[0][:7]

@@ -10,6 +10,7 @@ from kubenpu.model.device import VisibilityOf
 from kubenpu.model.sample import OFF
 from kubenpu.model.view import View
 
+CELLS = "kernel: counter cells"
 WorkOf = Callable[[str | None], str | None]
 
 

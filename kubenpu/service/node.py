@@ -8,12 +8,10 @@ in the View and retried; it never stops the others.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,17 +33,17 @@ from kubenpu.ledger.clients_file import LatestClients
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import NAMES_NAME, read_names, write_names
 from kubenpu.model.device import Visibility
-from kubenpu.model.errors import KernelError, KubeNpuError, SourceError
+from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
 from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
-from kubenpu.model.view import SourceStatus, View
+from kubenpu.model.view import View
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 from kubenpu.service.kubelet import KUBELET, MaybeKubelet
+from kubenpu.service.sources import Sources
 
 if TYPE_CHECKING:
     from kubenpu.identity.containers import Containers, PlainContainer
 
-log = logging.getLogger(__name__)
 SIMULATED_MARK = "kubenpu-simulated"
 RESOLVE_DEADLINE_S = 2.0
 CLIENTS = "clients"
@@ -79,7 +77,7 @@ class Node:
         self._claim = -1
         self._inventory: Inventory | None = None
         self._told: frozenset[Trouble] = frozenset()
-        self._sources: dict[str, SourceStatus] = {}
+        self._sources = Sources()
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
         self._saved_names = 0
@@ -97,36 +95,17 @@ class Node:
             self._ledger.retention_s = settings.retention_seconds
             self._labels.follow(settings.pod_labels)
             if self._kubelet.follow(settings.kubelet_socket):
-                self._sources.pop(KUBELET, None)
+                self._sources.forget(KUBELET)
             if settings.cri_sockets != sockets:
                 self._runtimes.follow(settings.cri_sockets or None)
-                self._sources = {name: s for name, s in self._sources.items() if not name.startswith("cri:")}
+                self._sources.forget("cri:")
 
     # ---- sources ----
-
-    @contextmanager
-    def _source(self, name: str) -> Iterator[None]:
-        """Times a source and keeps its outcome; errors of ours are kept and logged when they begin, not raised."""
-        begin = time.monotonic()
-        reason = ""
-        try:
-            yield
-        except KubeNpuError as e:
-            reason = str(e)
-        self._note(name, reason, time.monotonic() - begin)
-
-    def _note(self, name: str, reason: str, seconds: float) -> None:
-        before = self._sources.get(name)
-        if reason and (before is None or before.up or before.reason != reason):
-            log.warning("%s: %s", name, reason)
-        if not reason and before is not None and not before.up:
-            log.info("%s: works again", name)
-        self._sources[name] = SourceStatus(name, not reason, seconds, reason)
 
     def note_source(self, source: str, reason: str, seconds: float) -> None:
         """What somebody else found out about a source; reason "" means that it is up."""
         with self._lock:
-            self._note(source, reason, seconds)
+            self._sources.note(source, reason, seconds)
 
     def note_dropped(self, count: int) -> None:
         """Messages that the bus has not taken since this was called last; none is a number, too."""
@@ -135,7 +114,7 @@ class Node:
 
     def open(self) -> None:
         """Opens the pins if they are not open yet."""
-        with self._lock, self._source("counters"):
+        with self._lock, self._sources.timed("counters"):
             self._current_store()
 
     def _current_store(self) -> CounterStore:
@@ -173,7 +152,7 @@ class Node:
 
     def rescan_devices(self) -> None:
         """Reads sysfs again and tells the kernel what to count."""
-        with self._lock, self._source("devices"):
+        with self._lock, self._sources.timed("devices"):
             self._inventory = read_inventory(self._settings.sysfs, self._settings.drivers_directory)
             self._apply_rules()
 
@@ -245,12 +224,9 @@ class Node:
     def _note_runtimes(self, seconds: float | None = None) -> None:
         """`seconds` is how long they took to answer, None when they were not asked now."""
         for runtime in self._runtimes.clients():
-            name = f"cri:{runtime.name}"
-            before = self._sources.get(name)
-            took = before.duration_seconds if seconds is None and before is not None else seconds or 0.0
-            self._note(name, runtime.trouble, took)
+            self._sources.note(f"cri:{runtime.name}", runtime.trouble, seconds)
         if self._containers is not None and self._containers.trouble is not None:
-            self._note("containers", self._containers.trouble, 0.0)
+            self._sources.note("containers", self._containers.trouble, 0.0)
 
     def _find_container(self, claim: PathIdentity) -> PlainContainer | None:
         """The name of a plain container. Nodes of a cluster have none, and do not load what reads them."""
@@ -274,14 +250,14 @@ class Node:
         return record.path if record is not None and not record.truncated else self._index.path(cgroup_id)
 
     def _load_names(self) -> None:
-        with self._source("names"):
+        with self._sources.timed("names"):
             self._ledger.adopt_names(read_names(self._settings.run_directory / NAMES_NAME, self._boot_id))
 
     def _save_names(self) -> None:
         names = self._ledger.names()
         fingerprint = hash(frozenset(names.items()))
         if fingerprint != self._saved_names:
-            with self._source("names"):
+            with self._sources.timed("names"):
                 write_names(self._settings.run_directory / NAMES_NAME, self._boot_id, names)
                 self._saved_names = fingerprint
 
@@ -322,7 +298,7 @@ class Node:
 
     def _read(self) -> KernelSample | None:
         sample = None
-        with self._source("counters"):
+        with self._sources.timed("counters"):
             sample = self._current_store().read()
         return None if sample is None else self._with_clients(sample)
 
@@ -335,10 +311,12 @@ class Node:
             reason = str(e)
         if found is None:
             if reason:
-                self._note(CLIENTS, reason, time.monotonic() - begin)
+                self._sources.note(CLIENTS, reason, time.monotonic() - begin)
             return sample
         late = sample.taken_ns > found.due_ns + CLIENTS_GRACE_NS
-        self._note(CLIENTS, "kubenpu-clients looks no more" if late else found.trouble, time.monotonic() - begin)
+        self._sources.note(
+            CLIENTS, "kubenpu-clients looks no more" if late else found.trouble, time.monotonic() - begin
+        )
         uses = tuple(use._replace(memory={}) for use in found.uses) if late else found.uses
         records = {u.cgroup_id: CgroupRecord(u.cgroup_id, u.path, False, u.first_ns) for u in uses if u.cgroup_id}
         cgroups = {**records, **sample.cgroups}
@@ -356,7 +334,7 @@ class Node:
                 counting_since=since,
                 devices=self._inventory.devices if self._inventory else (),
                 hooks=hooks,
-                sources=tuple(self._sources[n] for n in sorted(self._sources)),
+                sources=self._sources.all(),
                 index_rebuilds=self._index.rebuilds,
                 slot_hooks=self._store.slot_hooks() if self._store is not None else {},
                 boot_id=self._boot_id,

@@ -18,12 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kubenpu.exporters.metrics import METRICS
-from kubenpu.exporters.prometheus import (
-    Exposition,
-    ViewCollector,
-    prefers_openmetrics,
-    write_text,
-)
+from kubenpu.exporters.prometheus import Exposition, ViewCollector, write_text
 from kubenpu.model.allocation import Allocation, Allocations
 from kubenpu.model.device import Device, Node, Visibility
 from kubenpu.model.identity import Owner, OwnerKind
@@ -384,33 +379,3 @@ def test_equal_gauges_are_not_added_up() -> None:
     view = dataclasses.replace(VIEW, devices=VIEW.devices * 2, sources=VIEW.sources * 2)
     assert select(view, "kubenpu_device_info", device=IGPU) == {"": 1}
     assert select(view, "kubenpu_source_up", source="counters") == {"": 1}
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("text/plain;version=0.0.4", False),
-        ("application/openmetrics-text", True),
-        (PROMETHEUS_3, True),
-        ("text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.4", False),
-        ("application/openmetrics-text;q=0", False),
-        ("application/openmetrics-text;q=junk", False),
-        ("application/openmetrics-text;q=nan, text/plain", False),
-        ("application/vnd.google.protobuf;q=0.9,text/plain;q=0.1", False),
-        (",;,;;q=,", False),
-    ],
-)
-def test_content_negotiation(accept: str, expected: bool) -> None:
-    assert prefers_openmetrics(accept) is expected
-    content_type, body = Exposition(lambda: VIEW, visibility_of).render(accept)
-    start = "application/openmetrics-text; version=" if expected else "text/plain; version=0.0.4; charset=utf-8"
-    assert content_type.startswith(start)
-    assert body.endswith(b"# EOF\n") is expected
-
-
-@pytest.mark.parametrize("version", ["99", "1.x", "1\r\nX: y", "-1"])
-def test_a_strange_version_does_not_reach_the_library(version: str) -> None:
-    content_type, _ = Exposition(lambda: VIEW, visibility_of).render(f"application/openmetrics-text;version={version}")
-    assert version not in content_type.replace("version=1.0.0", "").replace("version=0.0.1", "")

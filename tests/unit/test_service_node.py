@@ -314,7 +314,7 @@ def test_without_a_probe_there_is_a_reason_and_no_number(world: World, caplog: p
     assert source(node, "counters") == (False, "no counters are pinned. Start kubenpu-probe.")
     assert view.hooks == (HookStatus("drm_ioctl", "off", "kubenpu-probe has not run since boot", 0),)
     assert node.bell() is None
-    assert [record.getMessage() for record in caplog.records if record.name.endswith("service.node")] == [
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("service.sources")] == [
         "counters: no counters are pinned. Start kubenpu-probe."
     ]
 
@@ -379,7 +379,7 @@ def test_pins_that_vanish_and_come_back(world: World, node: Node, caplog: pytest
     node.tidy()
     world.work(71)
     assert len(node.view().usage) == 1
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.node")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.sources")]
     assert said == ["counters: no counters are pinned. Start kubenpu-probe.", "counters: works again"]
 
 
@@ -390,5 +390,5 @@ def test_a_source_is_logged_when_it_changes_not_when_it_lasts(
     for reason in ("", "a", "a", "b", "b", "", "", "a"):
         world.store.failing = reason
         node.view()
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.node")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("service.sources")]
     assert said == ["counters: a", "counters: b", "counters: works again", "counters: a"]

@@ -17,6 +17,7 @@ from kubenpu.model.usage import (
     ALLOCATED_MS,
     BY_ACTIVITY_MS,
     BY_ALLOCATION_MS,
+    BY_DEVICE_TIME_MS,
     BY_LABEL,
     DEVICE_NS,
     MEMORY_KIB_S,
@@ -31,13 +32,18 @@ from kubenpu.model.usage import (
 )
 
 SPLIT = (
-    "Each stored interval (a minute) of a device is divided by allocation: evenly among the containers that the "
-    "kubelet has given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among "
-    "the workloads that made calls to it. What is neither given nor used is idle; time in which nobody looked for more "
-    "than two minutes is unwatched. Neither is charged to anybody. Device seconds and memory are what the driver tells "
-    "of its clients, - where it does not; no time is divided by them."
+    "Each stored interval (a minute) of a device is divided by device time, where its driver tells for whom it worked. "
+    "Where it worked for nobody, or that is not known, by allocation: evenly among the containers that the kubelet has "
+    "given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among those who "
+    "made calls to it. What is neither given nor used is idle; time in which nobody looked for more than two "
+    "minutes is unwatched. Neither is charged to anybody. Device seconds and memory are what the driver tells of its "
+    "clients, - where it does not."
 )
-RULE_NAMES: Mapping[str, str] = {BY_ALLOCATION_MS: "allocation", BY_ACTIVITY_MS: "activity"}
+RULE_NAMES: Mapping[str, str] = {
+    BY_DEVICE_TIME_MS: "device time",
+    BY_ALLOCATION_MS: "allocation",
+    BY_ACTIVITY_MS: "activity",
+}
 UNATTRIBUTED, UNWATCHED, IDLE, TOTAL = "(unattributed)", "(unwatched)", "(idle)", "total"
 NAMES: Mapping[str, tuple[str, ...]] = {
     "namespace": ("namespace",),

@@ -22,6 +22,7 @@ from kubenpu.model.usage import (
     ALLOCATED_MS,
     BY_ACTIVITY_MS,
     BY_ALLOCATION_MS,
+    BY_DEVICE_TIME_MS,
     PRESENT_MS,
     SHARE_MS,
     UNUSED_MS,
@@ -172,24 +173,30 @@ def plan_times(
     interval: Interval,
     counted_ms: Mapping[int, int],
     present: Iterable[int],
+    *,
     holders: Mapping[int, Collection[int]],
+    worked: Mapping[Key, int],
 ) -> Iterator[tuple[Key, str, int]]:
     """Who was active, who held the device, and what part of its time is whose. The parts of one device add up exactly.
 
     `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one. `holders`: by
-    device, whom it was given to.
+    device, whom it was given to. `worked`: how long the device worked for whom.
     """
     active: defaultdict[int, list[int]] = defaultdict(list)
+    spent: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for (workload, device), ns in worked.items():
+        if workload != DEVICE and ns > 0:
+            spent[device][workload] = ns
     for (workload, device), values in growth.items():
         if workload != DEVICE and sum(values[CALLS]) > 0:
             active[device].append(workload)
-    for device in {*present, *active} & counted_ms.keys():
+    for device in {*present, *active, *spent} & counted_ms.keys():
         length, users, held = counted_ms[device], active.get(device, []), holders.get(device, ())
         yield (DEVICE, device), PRESENT_MS, length
         if interval.watched:
-            found = (*_active(users, held, length), *_shares(users, held, length))
+            found = (*_active(users, held, length), *_shares(users, held, spent.get(device, {}), length))
             yield from (((workload, device), measure, ms) for workload, measure, ms in found)
-        elif users:
+        elif users or device in spent:
             yield (DEVICE, device), UNWATCHED_MS, length
 
 
@@ -204,10 +211,10 @@ def _active(users: Collection[int], held: Collection[int], length: int) -> Itera
     yield from ((workload, UNUSED_MS, length) for workload in allocated if workload not in active)
 
 
-def _shares(users: Collection[int], held: Collection[int], length: int) -> Iterator[Time]:
-    if not users and not held:
+def _shares(users: Collection[int], held: Collection[int], spent: Mapping[int, int], length: int) -> Iterator[Time]:
+    rule, weights = _weigh(users, held, spent)
+    if not weights:
         return
-    rule, weights = _weigh(users, held)
     yield DEVICE, rule, length
     whole, end = sum(weights.values()), 0
     for workload, weight in sorted(weights.items()):
@@ -215,8 +222,10 @@ def _shares(users: Collection[int], held: Collection[int], length: int) -> Itera
         yield workload, SHARE_MS, length * end // whole - length * begin // whole
 
 
-def _weigh(users: Iterable[int], held: Collection[int]) -> tuple[str, Mapping[int, int]]:
+def _weigh(users: Iterable[int], held: Collection[int], spent: Mapping[int, int]) -> tuple[str, Mapping[int, int]]:
     """By which of RULES the interval is divided, and the weight of each: the first of which something is known."""
+    if spent:
+        return BY_DEVICE_TIME_MS, spent
     if held:
         return BY_ALLOCATION_MS, dict.fromkeys(held, 1)
     return BY_ACTIVITY_MS, dict.fromkeys(users, 1)

@@ -85,15 +85,16 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     holders: defaultdict[int, set[int]] = defaultdict(set)
     for names, device in snapshot.held:
         holders[devices[device]].add(ids.workload(names))
-    times = plan_times(growth, interval, counted, present, holders)
+    told = list(_store_told(connection, ids, snapshot, interval, devices))
+    engine = ids.measure(DEVICE_NS)
+    worked = {(workload, device): ns for device, workload, measure, ns in told if measure == engine}
+    times = plan_times(growth, interval, counted, present, holders=holders, worked=worked)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
-    usage += [(number, *row) for row in _store_told(connection, ids, snapshot, interval, devices)]
+    usage += [(number, *row) for row in told]
     connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
-    known = [(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in sorted(names)]
-    connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
-    seen = {(device, measure) for _, device, _, measure, _ in usage}
-    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", [*known, *seen])
+    known = {(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in names}
+    _store_measured(connection, ids, known | {(device, measure) for _, device, _, measure, _ in usage})
     _store_labels(connection, ids, snapshot)
 
 
@@ -166,6 +167,12 @@ def _store_told(
     held = plan_memory(now, interval.length_ms) if interval.watched else {}
     for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held)):
         yield from ((d, w, ids.measure(name), value) for (w, d), value in amounts.items() if value)
+
+
+def _store_measured(connection: sqlite3.Connection, ids: _Ids, known: set[tuple[int, int]]) -> None:
+    """What can be known of a device follows its driver."""
+    connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
+    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(known))
 
 
 def _store_labels(connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot) -> None:

@@ -15,9 +15,10 @@ ACTIVE_MS = "active_ms"
 ALLOCATED_MS = "allocated_ms"
 UNUSED_MS = "allocated_unused_ms"
 SHARE_MS = "share_ms"
+BY_DEVICE_TIME_MS = "by_device_time_ms"
 BY_ALLOCATION_MS = "by_allocation_ms"
 BY_ACTIVITY_MS = "by_activity_ms"
-RULES = (BY_ALLOCATION_MS, BY_ACTIVITY_MS)
+RULES = (BY_DEVICE_TIME_MS, BY_ALLOCATION_MS, BY_ACTIVITY_MS)
 """How much of a device's time was divided by which rule; the first rule that can be applied to an interval is."""
 
 PRESENT_MS = "present_ms"

@@ -13,7 +13,7 @@ from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import read_snapshot
 from kubenpu.history.told import FORGET_MS, Told
 from kubenpu.model.identity import Owner, OwnerKind
-from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
+from kubenpu.model.usage import BY_ALLOCATION_MS, BY_DEVICE_TIME_MS, DEVICE_NS, MEMORY_KIB_S, SHARE_MS, UNWATCHED_MS
 from kubenpu.model.view import ClientTotals, ClientUsage
 from tests.fakes.dbus_node import HOST, IGPU, LOST, NPU, POD, VIEW
 from tests.fakes.history_rig import GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
@@ -51,6 +51,33 @@ def test_growth_is_stored_once(rig: Rig) -> None:
     rig.step()
     rig.step()
     assert seconds(rig) == {"device": 17, "web-0": 12, "train-0": 5}
+
+
+def test_a_device_is_divided_by_the_time_it_worked_for_each(rig: Rig) -> None:
+    """Whoever made calls or was given it; of a minute in which it worked for nobody the next rule decides."""
+    rig.step()
+    rig.held = frozenset({(SSH, GPU)})
+    tell(rig, 1, 2, nobody=1)
+    rig.call(SSH, 5)
+    rig.step()
+    rig.step()
+    minutes = {
+        measure: {name: ms / MINUTE_MS for name, ms in rig.times(measure).items()}
+        for measure in (SHARE_MS, BY_DEVICE_TIME_MS, BY_ALLOCATION_MS)
+    }
+    assert minutes == {
+        SHARE_MS: {"web-0": 0.25, "train-0": 0.5, "unattributed": 0.25, "ssh.service": 1},
+        BY_DEVICE_TIME_MS: {"device": 1},
+        BY_ALLOCATION_MS: {"device": 1},
+    }
+
+
+def test_of_a_long_interval_nobody_knows_when_the_device_worked(rig: Rig) -> None:
+    rig.step()
+    tell(rig, 1)
+    rig.step(HOUR_MS)
+    assert rig.times(SHARE_MS) == {}
+    assert rig.times(UNWATCHED_MS) == {"device": HOUR_MS}
 
 
 def test_what_has_no_name_is_the_rest(rig: Rig) -> None:

@@ -60,7 +60,7 @@ static __always_inline int count_registers(struct pt_regs *ctx)
 
 	if ((BPF_CORE_READ(inode, i_mode) & S_IFMT) == S_IFCHR)
 		count_node(BPF_CORE_READ(inode, i_rdev), PT_REGS_PARM2(ctx), PT_REGS_PARM3(ctx));
-	else if (is_of_vfio(PT_REGS_PARM2(ctx)))
+	else if (knpu_kernel_btf && is_of_vfio(PT_REGS_PARM2(ctx)))
 		count_vfio(file);
 	return 0;
 }

@@ -32,7 +32,7 @@ from kubenpu.model.usage import (
 )
 
 SPLIT = (
-    "Each stored interval (a minute) of a device is divided by device time, where its driver tells for whom it worked. "
+    "Each stored interval (a minute) of a device is divided by device time, where its driver tells that of all work. "
     "Where it worked for nobody, or that is not known, by allocation: evenly among the containers that the kubelet has "
     "given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among those who "
     "made calls to it. What is neither given nor used is idle; time in which nobody looked for more than two "

@@ -86,8 +86,8 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     for names, device in snapshot.held:
         holders[devices[device]].add(ids.workload(names))
     told = list(_store_told(connection, ids, snapshot, interval, devices))
-    engine = ids.measure(DEVICE_NS)
-    worked = {(workload, device): ns for device, workload, measure, ns in told if measure == engine}
+    timed = {devices[each] for each in snapshot.timed}
+    worked = {(w, d): ns for d, w, measure, ns in told if measure == ids.measure(DEVICE_NS) and d in timed}
     times = plan_times(growth, interval, counted, present, holders=holders, worked=worked)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
     usage += [(number, *row) for row in told]

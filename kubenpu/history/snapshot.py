@@ -48,7 +48,8 @@ class Snapshot(NamedTuple):
     that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
     `measured`: by device the measures that can be known of it. `held`: who was given which device, as far as that is
     known. `unix_ms` is the clock of the wall at `taken_ns`.
-    `told`: device time and memory, of devices with counts; `told_generation` 0: nobody looks at them.
+    `told`: device time and memory, of devices with counts; `told_generation` 0: nobody looks at them. `timed`: devices
+    whose drivers tell device time of all that they do.
     """
 
     epoch: str
@@ -66,6 +67,7 @@ class Snapshot(NamedTuple):
     told: Mapping[tuple[Names, str], Told] = {}
     told_devices: Mapping[str, Told] = {}
     told_generation: int = 0
+    timed: frozenset[str] = frozenset()
 
 
 def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapshot | None:
@@ -105,7 +107,12 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         told={key: told for key, told in _told(view) if key[1] in vendors},
         told_devices=told_devices,
         told_generation=view.client_generation,
+        timed=frozenset(device for device, vendor in vendors.items() if _tells_all_time(visibility(vendor))),
     )
+
+
+def _tells_all_time(visibility: Mapping[str, Visibility]) -> bool:
+    return visibility.get("device_time") is Visibility.ALWAYS
 
 
 def _told(view: View) -> Iterator[tuple[tuple[Names, str], Told]]:

@@ -258,9 +258,13 @@ def _outside_pods(path: str, segments: Sequence[str]) -> PathIdentity:
     ) -> PathIdentity:
         return PathIdentity(path, kind, driver, runtime, container_id=container_id, unit=unit, host_kind=host_kind)
 
-    containers = [container for pair in pairwise(["", *segments]) if (container := _container(*pair))]
-    if containers:
-        outer, leaf = containers[0], containers[-1]
+    found = [
+        (at, container) for at, pair in enumerate(pairwise(["", *segments]), 1) if (container := _container(*pair))
+    ]
+    if found and place.host_kind is HostKind.CONTAINER and found[0][0] != place.depth:
+        found = []  # what a container that is known by a name has made below itself
+    if found:
+        outer, leaf = found[0][1], found[-1][1]
         return identity(outer.form.outside, "systemd" if leaf.systemd else "cgroupfs", outer.form.runtime, outer.id)
     if segments[:2] == ["libpod_parent", "conmon"]:
         return identity(PathKind.CONMON, "cgroupfs", "podman")

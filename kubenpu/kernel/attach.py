@@ -131,12 +131,12 @@ def unload(pins: Pins) -> list[str]:
 
 
 def detach(pins: Pins, hook: Hook) -> None:
-    """Takes the hook off, keeps the maps and their totals. Raises KernelError when the pins cannot be removed."""
-    sides = [
-        path
-        for side in hook.sides
-        for path in (pins.link(hook.name, side), pins.program(hook.name, side), pins.body(hook.name, f"{side}_body"))
-    ]
+    """Takes the hook off, keeps the maps and their totals. Raises KernelError when the pins cannot be removed.
+
+    The bodies stay until the hook is attached again: the kernel frees the links a moment later, and a hook that found
+    no body until then would declare calls lost.
+    """
+    sides = [path for side in hook.sides for path in (pins.link(hook.name, side), pins.program(hook.name, side))]
     try:
         for path in (*sides, *(_mark(pins, hook, mechanism.name) for mechanism in hook.mechanisms)):
             path.unlink(missing_ok=True)
@@ -280,6 +280,8 @@ def _attach(opened: Object, request: LoadRequest, mechanism: Mechanism, sides: t
     attach_side = _attacher(opened, request, mechanism)
     pins, hook = request.pins, request.hook
     try:
+        for side in sides:  # what is left of a hook that was taken off must not count beside the new one
+            pins.body(hook.name, f"{side}_body").unlink(missing_ok=True)
         for side in sides:
             links[side] = attach_side(mechanism.program(side, "hook"), side)
         _pin_maps(opened, request, with_bodies=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ STEM = "clients"
 PROGRAM = "list_holders"
 MAJORS = (layout.DRM_MAJOR, layout.ACCEL_MAJOR)
 _CHUNK_BYTES = 1 << 16
+LONGEST_S = 20.0  # of one reading; a service's watchdog waits longer
 _RECORD_BYTES = ctypes.sizeof(layout.Holder)
 
 
@@ -56,9 +58,20 @@ def read_holders(pins: Pins) -> Iterator[Holder]:
 
 
 def _records(fd: int) -> Iterator[bytes]:
-    """The kernel returns whole pages, which need not end with a record."""
-    rest = b""
-    while chunk := os.read(fd, _CHUNK_BYTES):
+    """The kernel returns whole pages, which need not end with a record. After a million descriptors without one of an
+    accelerator it says EAGAIN and goes on from there."""
+    rest, end = b"", time.monotonic() + LONGEST_S
+    while True:
+        try:
+            chunk = os.read(fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            chunk = None
+        if time.monotonic() > end:
+            raise SourceError(f"more descriptors are open than can be looked at in {LONGEST_S:g} s")
+        if chunk is None:
+            continue
+        if not chunk:
+            return
         rest += chunk
         whole = len(rest) // _RECORD_BYTES * _RECORD_BYTES
         for start in range(0, whole, _RECORD_BYTES):

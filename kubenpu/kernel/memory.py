@@ -34,10 +34,10 @@ def free_cell(memory: memoryview, words: memoryview, index: int) -> None:
 def write_rule(memory: memoryview, index: int, value: bytes | None) -> None:
     """Sets one rule (the bytes of knpu_rule) or takes it away. The device slot, which enables it, is written last."""
     start = index * _RULE_BYTES
-    if memory[start : start + _RULE_BYTES] == (value or bytes(_RULE_BYTES)):
+    if value is None:  # its kinds stay: a call that has read the slot a moment ago reads them still
+        memory[start : start + 8] = bytes(8)
         return
-    if value is None:
-        memory[start : start + _RULE_BYTES] = bytes(_RULE_BYTES)
+    if memory[start : start + _RULE_BYTES] == value:
         return
     memory[start + 8 : start + _RULE_BYTES] = value[8:]
     memory[start : start + 8] = value[:8]

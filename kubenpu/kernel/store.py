@@ -135,8 +135,10 @@ class CounterStore:
         return found
 
     def _mark_slot(self, slot: int, hook: Hook) -> None:
+        """Written once: the kernel may set a bit meanwhile."""
         (bits,) = struct.unpack_from("=I", self._slots, _hooks_offset(slot))
-        struct.pack_into("=I", self._slots, _hooks_offset(slot), bits | 1 << HOOKS.index(hook))
+        if not bits >> HOOKS.index(hook) & 1:
+            struct.pack_into("=I", self._slots, _hooks_offset(slot), bits | 1 << HOOKS.index(hook))
 
     def assign_slot(self, address: str) -> int | None:
         """The slot of a device, given out at its first appearance; None when all are taken. Hold the slots lock."""

@@ -186,6 +186,11 @@ class Accounts:
             target = (0, devices[merge.target]) if merge.target < first else keys[merge.target - first]
             self.uses.setdefault(target, Use("", source.first_ns)).take(source)
 
+    def forget_memory(self) -> None:
+        """Nobody knows what the clients have now."""
+        for client in self.clients.values():
+            client.memory = {}
+
     def shown(self) -> Iterator[ClientUse]:
         """The totals, with the memory of the clients there are."""
         memory: dict[tuple[int, str], dict[str, int]] = {}

@@ -35,7 +35,7 @@ from kubenpu.ledger.clients_state import dump_rest, read_clients_and_rest, resto
 from kubenpu.ledger.names import NAMES_NAME, read_names
 from kubenpu.model.clients import ClientSample
 from kubenpu.model.device import Device
-from kubenpu.model.errors import KubeNpuError, SourceError
+from kubenpu.model.errors import ConfigError, KubeNpuError, SourceError
 from kubenpu.model.fdinfo import Fdinfo, Holder
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Clients:
             trouble = self._look()
         except KubeNpuError as e:
             trouble = str(e)
+            self.accounts.forget_memory()
         try:
             self._write(trouble)
         except SourceError as e:
@@ -281,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(Clients(settings, cgroup_mount(settings.cgroup_root)), settings.clients_interval_seconds, stop)
     except KubeNpuError as e:
         log.error("%s", e)
-        return 1
+        return os.EX_CONFIG if isinstance(e, ConfigError) else 1
     return 0
 
 

@@ -59,6 +59,7 @@ class Rig:
     told: dict[tuple[Names, str], Told] = field(default_factory=dict)
     told_devices: dict[str, Told] = field(default_factory=dict)
     told_generation: int = 0
+    timed: frozenset[str] = frozenset({GPU})
     held: frozenset[tuple[Names, str]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -104,6 +105,7 @@ class Rig:
             told=dict(self.told),
             told_devices=dict(self.told_devices),
             told_generation=self.told_generation,
+            timed=self.timed,
         )
 
     def step(self, ms: int = MINUTE_MS, jump_ms: int = 0) -> None:

@@ -291,6 +291,16 @@ def test_any_text_has_an_answer(path: str) -> None:
     maker(path)
 
 
+@pytest.mark.parametrize(
+    "own", ["/default/train", "/docker/buildkit", "/system.slice/apptainer-12.scope", "/apptainer/4711"]
+)
+@pytest.mark.parametrize("below", [f"docker-{B}.scope", B, f"docker/{B}"])
+def test_a_container_with_a_name_cannot_take_the_id_of_another(own: str, below: str) -> None:
+    got, here = parse_path(f"{own}/{below}"), parse_path(own)
+    assert (got.kind, got.unit, got.runtime) == (here.kind, here.unit, here.runtime)
+    assert got.container_id is None
+
+
 @given(st.lists(st.one_of(PARTS, st.text(max_size=8))).map("/".join))
 def test_nothing_below_a_container_changes_whose_it_is(below: str) -> None:
     got, here = parse_path(f"{POD_A}/{below}"), parse_path(POD_A)

@@ -72,6 +72,17 @@ def test_a_device_is_divided_by_the_time_it_worked_for_each(rig: Rig) -> None:
     }
 
 
+def test_time_that_is_not_told_of_all_work_divides_nothing(rig: Rig) -> None:
+    """Who computes past the driver's account would pay nothing, and the holder's share be another one's."""
+    rig.timed = frozenset()
+    rig.step()
+    rig.held = frozenset({(SSH, GPU)})
+    tell(rig, 1)
+    rig.step()
+    assert rig.times(SHARE_MS) == {"ssh.service": MINUTE_MS}
+    assert seconds(rig) == {"device": 1, "web-0": 1}
+
+
 def test_of_a_long_interval_nobody_knows_when_the_device_worked(rig: Rig) -> None:
     rig.step()
     tell(rig, 1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -25,6 +26,25 @@ def test_records_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chun
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, _size: read(fd, chunk_bytes))
     assert list(clients.read_holders(pins)) == [HOLDER] * 3
+
+
+def test_a_million_other_descriptors_are_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the kernel says EAGAIN, as often as it takes; what takes too long is said."""
+    pins = Pins(tmp_path)
+    pins.make()
+    pins.iterator(clients.STEM).write_bytes(RECORD)
+    read, times = os.read, iter(range(6))
+
+    def reluctant(fd: int, size: int) -> bytes:
+        if next(times, 6) % 3:
+            raise BlockingIOError(errno.EAGAIN, "again")
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", reluctant)
+    assert list(clients.read_holders(pins)) == [HOLDER]
+    monkeypatch.setattr(clients, "LONGEST_S", -1.0)
+    with pytest.raises(SourceError, match="more descriptors are open"):
+        list(clients.read_holders(pins))
 
 
 def test_nobody_holds_anything(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_a_wrong_setting_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     config = tmp_path / "kubenpu.toml"
     config.write_text("clients.interval_seconds = 0\n")
     with restored_signals():
-        assert clients.main(["--config.file", str(config)]) == 1
+        assert clients.main(["--config.file", str(config)]) == os.EX_CONFIG
     assert "clients.interval_seconds: expected" in caplog.text
 
 

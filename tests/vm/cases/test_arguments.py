@@ -19,8 +19,8 @@ from tests.vm.guest import fake, handmade, pods, service, tally, wait
 from tests.vm.guest.drm import DrmDevice
 from tests.vm.guest.pods import Runtime
 
-# bookworm: the oldest verifier, and cells by hash
-pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm", "trixie")]
+# The oldest verifier, and cells by hash.
+pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm")]
 
 GPU = fake.PCI[0]
 NODE = "/dev/nvidia0"

@@ -179,6 +179,7 @@ def test_replacing_the_program_under_load(devices: None) -> None:
     service.assert_conserved()
 
 
+@pytest.mark.guests("trixie")  # of udev, not of the kernel
 def test_a_driver_that_comes_back_goes_on(devices: None) -> None:
     """With another major; the label is the device's. The last case: it leaves the devices like this."""
     before = counted(TPU)

@@ -110,7 +110,7 @@ def test_a_forged_pod_inside_a_container_stays_the_containers(fake_cri: FakeCri,
     assert not service.counted("kubenpu_ioctl_total", pod="victim")
 
 
-@pytest.mark.guests("bookworm", "trixie73")  # the oldest way of keeping cells, and the newest
+@pytest.mark.guests("bookworm")  # cells by hash, and the oldest way to a path
 @pytest.mark.deadline(400)
 def test_five_hundred_short_lives(fake_cri: FakeCri, virtio: DrmDevice) -> None:
     """R11. Each makes 50 calls and is gone; kubenpud runs with the lowest priority. Every call finds its pod."""
@@ -137,6 +137,7 @@ def _named() -> dict[str, int]:
     return {r.labels["pod"]: int(r.value) for r in found if r.labels["pod"].startswith("short-")}
 
 
+@pytest.mark.guests("trixie")  # of the runtime, not of the kernel
 def test_real_containers_removed_as_soon_as_they_end(runtime: Runtime, virtio: DrmDevice) -> None:
     """Named or declared unattributed, but never lost and never someone else's."""
     before = sum(service.counted("kubenpu_unattributed_ioctls", device=virtio.address).values())

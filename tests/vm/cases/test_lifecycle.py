@@ -20,6 +20,7 @@ FLOOD = "getparam:1000000000"
 FLAGS = Path("/etc/default/kubenpu")
 
 
+@pytest.mark.guests("trixie")  # user space, like those below
 def test_a_pod_that_began_and_ended_while_kubenpud_was_down(runtime: Runtime, virtio: DrmDevice) -> None:
     service.systemctl("stop", service.DAEMON)
     with pods.pod(runtime, "unseen") as pod:
@@ -30,6 +31,7 @@ def test_a_pod_that_began_and_ended_while_kubenpud_was_down(runtime: Runtime, vi
     service.assert_conserved()
 
 
+@pytest.mark.guests("trixie")  # of the daemon, not of the kernel
 def test_kill_nine_under_load_and_names_survive(runtime: Runtime, virtio: DrmDevice) -> None:
     """kubenpud dies three times in a flood; later the pod is removed and kubenpud dies again: its name stays."""
     with pods.pod(runtime, "steady") as pod:
@@ -73,6 +75,7 @@ def test_what_is_wrong_at_the_start_is_failed_at_once(flags: str, code: int, sai
     assert service.show(service.DAEMON, "ActiveState") == "active"
 
 
+@pytest.mark.guests("bookworm", "trixie73")  # with fentry and without
 def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) -> None:
     """`systemctl reload kubenpu-probe` loads an object anew and swaps the code behind the attached hook."""
     with pods.pod(runtime, "handover") as pod:
@@ -147,6 +150,7 @@ def _restore(virtio: DrmDevice) -> None:
     wait.until("both again", lambda: service.devices() == {virtio.address, "vgem"}, 20)
 
 
+@pytest.mark.guests("trixie")  # of units and udev, not of the kernel
 def test_stopped_is_stopped_and_drm_may_come_later(virtio: DrmDevice) -> None:
     """No hook is left when the units stop, drm can be unloaded; started without drm the hook is off and says so, and
     is on as soon as a DRM driver is loaded."""
@@ -173,6 +177,7 @@ def test_stopped_is_stopped_and_drm_may_come_later(virtio: DrmDevice) -> None:
     wait.until("both devices", lambda: len(service.devices()) == 2, 10)
 
 
+@pytest.mark.guests("trixie")  # of the package, not of the kernel
 def test_a_plain_user_may_look(virtio: DrmDevice) -> None:
     """kubenpuctl devices prints the table of the interface; whois, drivers and pods need no privilege either."""
     listing = _as_nobody("devices")

@@ -19,6 +19,8 @@ VIRTIO_SCRIPT = "getparam:100,resource_create:20,virtio_wait:30,virtio_map:40,ex
 FLOOD = "getparam:1000000000"
 VGEM_SCRIPT = "get_cap:10,create_dumb:20,map_dumb:30,vgem_fence:40"
 
+pytestmark = pytest.mark.guests("trixie73")  # of the rig itself
+
 
 def test_kernel_traces_drm() -> None:
     """What the product's first choice needs: module BTF, and a drm_ioctl that can be traced."""

@@ -199,7 +199,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "clients.interval_seconds",
         "clients_interval_seconds",
-        whole_number(1, 3600),
+        whole_number(1, 60),
         15,
         "How often kubenpu-clients looks at device time and memory; what is used after the last look is not known.",
     ),

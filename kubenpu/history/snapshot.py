@@ -85,7 +85,7 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         before = workloads.get((names, usage.device))
         workloads[names, usage.device] = total if before is None else _add(before, total)
         labels[names] = view.pod_labels.get(usage.owner.pod_uid, {})
-    held = frozenset(_held(view, vendors))
+    held = frozenset(_held(view, vendors, workloads))
     labels |= {names: view.pod_labels.get(names[_UID], {}) for names, _ in held}
     told_devices = {device: told for device, told in _told_devices(view) if device in vendors}
     return Snapshot(
@@ -144,11 +144,13 @@ def _sum(amounts: Amounts) -> int | None:
     return sum(amount for _, amount in amounts) if amounts else None
 
 
-def _held(view: View, devices: Container[str]) -> Iterator[tuple[Names, str]]:
+def _held(view: View, devices: Container[str], workloads: Container[tuple[Names, str]]) -> Iterator[tuple[Names, str]]:
+    """Of a pod that is known as a whole only, whichever container it was given to."""
     for each in view.allocations.all if view.allocations is not None else ():
         if each.device is not None and each.device in devices:
             names = (OwnerKind.POD.value, each.namespace, each.pod, each.container, each.pod_uid, "")
-            yield names, each.device
+            whole = (*names[:3], "", *names[4:])
+            yield whole if (whole, each.device) in workloads else names, each.device
 
 
 def _names(owner: Owner) -> Names:

@@ -23,6 +23,7 @@ from kubenpu.model.identity import HostKind, PathIdentity, PathKind
 
 REMEMBERED = 1024
 NAMES_MAX = 4096
+MAX_STATE_BYTES = 4 << 20  # podman has all containers that there are in one file
 """How many names of nerdctl are looked at for one id."""
 
 _DOCKER_DATA = ("/var/lib/docker", "/var/snap/docker/common/var-lib-docker")
@@ -187,7 +188,7 @@ def _read_json(path: Path, about: str = "") -> object:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return read_regular_file(path)
+        return read_regular_file(path, MAX_STATE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -104,7 +104,9 @@ class Kubelet:
             device = find_device(each.resource, each.names, view.devices)
             key, uid, idle_since = container_key(*each[:3]), uids[each[:2]], None
             if device in counted:
-                use = uses[key, device] = self._use((key, device), uid, calls.get((key, device), ()))
+                whole = container_key(*each[:2], "")  # where the runtime shows no containers in the pod
+                made = (*calls.get((key, device), ()), *calls.get((whole, device), ()))
+                use = uses[key, device] = self._use((key, device), uid, made)
                 idle_since = use.idle_since
             given[key] = (*given[key], device)
             found.append(Allocation(*each[:6], device, uid, idle_since))

@@ -318,9 +318,10 @@ class Node:
             CLIENTS, "kubenpu-clients looks no more" if late else found.trouble, time.monotonic() - begin
         )
         uses = tuple(use._replace(memory={}) for use in found.uses) if late else found.uses
+        generation = 0 if late else found.generation  # what did not grow meanwhile is not known to have been nothing
         records = {u.cgroup_id: CgroupRecord(u.cgroup_id, u.path, False, u.first_ns) for u in uses if u.cgroup_id}
         cgroups = {**records, **sample.cgroups}
-        return replace(sample, clients=uses, client_generation=found.generation, cgroups=cgroups)
+        return replace(sample, clients=uses, client_generation=generation, cgroups=cgroups)
 
     def view(self) -> View:
         """Reads the kernel's totals now and joins them with what is known."""

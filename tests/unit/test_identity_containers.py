@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.identity.cgroup import parse_path
-from kubenpu.identity.containers import Containers, PlainContainer
-from kubenpu.model.files import MAX_FILE_BYTES
+from kubenpu.identity.containers import MAX_STATE_BYTES, Containers, PlainContainer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "containers"
 DOCKER, PODMAN = (FIXTURES / "docker-20.10.json").read_text(), (FIXTURES / "podman-4.3.json").read_text()
@@ -161,7 +160,7 @@ def test_trouble_is_told_and_ends(tmp_path: Path) -> None:
         DOCKER.replace('"/train"', '"/"'),
         DOCKER.replace('"local/bb:1"', "null"),
         "[" * 100_000,
-        DOCKER + " " * MAX_FILE_BYTES,
+        DOCKER + " " * MAX_STATE_BYTES,
     ],
     ids=range(13),
 )
@@ -183,7 +182,7 @@ def test_pipe_or_directory_in_place_of_a_file_is_no_wait(tmp_path: Path) -> None
 
 
 def test_state_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, _most: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("kubenpu.identity.containers.read_regular_file", refuse)

@@ -222,3 +222,13 @@ def test_the_history_charges_each_life_once(node: Node, lives: object, tmp_path:
     (whole,) = (row for row in rows if row.part.value == "device" and row.device == GPU)
     assert whole.amounts["calls.submit"] == sum(node.made.values())
     assert whole.amounts["by_allocation_ms"] == sum(row.amounts["share_ms"] for row in workloads) > 0
+
+
+def test_a_pod_that_is_known_as_a_whole_holds_what_its_containers_were_given(node: Node) -> None:
+    node.pod()
+    node.run(900, "", 5)
+    node.allocations = Allocations((Allocation("shop", "web-0", "main", "r", "x", "", GPU, UID, None),), {})
+    snapshot = read_snapshot(node.view(), 0, visibility)
+    assert snapshot is not None
+    assert snapshot.held == snapshot.workloads.keys()
+    assert [names[3] for names, _ in snapshot.held] == [""]

@@ -140,6 +140,13 @@ def test_calls_of_others_do_not_count(bench: Bench) -> None:
         assert bench.idle() == 30 * number
 
 
+def test_a_pod_that_is_known_as_a_whole_uses_what_its_containers_were_given(bench: Bench) -> None:
+    """gVisor and Kata show no containers."""
+    assert [bench.idle(), bench.idle()] == [0, 30]
+    bench.usage = [used(1, replace(OWNER, container="", container_id=""))]
+    assert [bench.idle(), bench.idle()] == [0, 30]
+
+
 def test_a_restarted_container_goes_on_and_its_first_call_counts(bench: Bench) -> None:
     bench.usage = [used(7)]
     bench.idle()

@@ -113,6 +113,7 @@ def test_whoever_looks_no_more_has_no_memory_to_tell_of(world: World, node: Node
     assert source(node, "clients") == (False, "kubenpu-clients looks no more")
     (client,) = node.view().clients
     assert (client.engine_ns, client.memory) == ((("gfx", 7),), ())
+    assert node.view().client_generation == 0  # so that the history does not store that nothing was used
 
 
 def test_its_trouble_is_the_sources(world: World, node: Node) -> None:

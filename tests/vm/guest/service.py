@@ -207,7 +207,8 @@ def wait_for_owner(**labels: str) -> None:
 def assert_exact(done: Tally, kinds: Mapping[int, str], device: str, **labels: str) -> None:
     """Calls and errors of one container on one device equal its own tally, kind by kind."""
     wait_for_owner(device=device, **labels)
-    assert counted("kubenpu_ioctl_total", device=device, **labels) == by_kind(done.calls, kinds)
+    got = counted("kubenpu_ioctl_total", device=device, **labels)
+    assert got == by_kind(done.calls, kinds), (got, dropped())
     assert counted("kubenpu_ioctl_errors_total", device=device, **labels) == by_kind(done.error, kinds)
 
 

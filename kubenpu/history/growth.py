@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED
 from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot, Total, Values
+from kubenpu.history.told import FORGET_MS, Key
 from kubenpu.model.usage import (
     ACTIVE_MS,
     ALLOCATED_MS,
@@ -33,13 +34,7 @@ STEP_S = 60.0
 WATCHED_MS = 2 * int(STEP_S * 1000)
 """Of a longer interval nobody knows when in it the calls were made."""
 
-FORGET_MS = 24 * 3600 * 1000
-"""A name that was lost for so long does not come back."""
-
 ZEROS: Values = (0,) * len(MEASURES)
-Key = tuple[int, int]
-"""Numbers of workload and device."""
-
 Growth = dict[Key, Values]
 
 

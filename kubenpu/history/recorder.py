@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kubenpu.history.growth import ZEROS, Interval, Key, Totals, plan_growth, plan_interval, plan_times
+from kubenpu.history.growth import ZEROS, Interval, Totals, plan_growth, plan_interval, plan_times
 from kubenpu.history.schema import DEVICE, CorruptError, explained, open_for_writing, set_aside, transaction
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Values
-from kubenpu.history.told import Last, plan_memory, plan_time
+from kubenpu.history.told import Key, Last, plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, note_used
 from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
 

@@ -67,7 +67,10 @@ def _records(fd: int) -> Iterator[bytes]:
         except BlockingIOError:
             chunk = None
         if time.monotonic() > end:
-            raise SourceError(f"more descriptors are open than can be looked at in {LONGEST_S:g} s")
+            raise SourceError(
+                f"more descriptors are open than can be looked at in {LONGEST_S:g} s",
+                "Look for the process with millions in /proc/PID/fd",
+            )
         if chunk is None:
             continue
         if not chunk:

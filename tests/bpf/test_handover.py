@@ -39,6 +39,24 @@ def test_replacing_the_object_under_load_is_exact(hooked: Hooked) -> None:
     assert set(store.read().losses.values()) == {0}
 
 
+def test_a_hook_that_was_taken_off_leaves_its_bodies_and_comes_back_with_others(hooked: Hooked) -> None:
+    """The kernel frees a link after its pin is gone; until then its calls need a body, and later none."""
+    store = hooked.ready()
+    body = hooked.pins.body("drm_ioctl", "enter_body")
+    with bpf.Map.pinned(body) as array:
+        before = array.shape.id
+    attach.detach(hooked.pins, DRM_IOCTL)
+    assert body.exists()
+    for _ in range(2):  # attached again, then replaced
+        assert hooked.load() == "uprobe"
+    with bpf.Map.pinned(body) as array:
+        assert array.shape.id != before
+    hooked.run(RENDER, command(SUBMIT), 1000, 1)
+    (cell,) = store.read().cells
+    assert cell.counts.calls[Kind.SUBMIT] == 1000
+    assert set(store.read().losses.values()) == {0}
+
+
 def test_reopened_pins_show_the_same_totals(hooked: Hooked) -> None:
     hooked.ready()
     hooked.run(RENDER, command(SUBMIT), 1000, 1)

@@ -201,6 +201,7 @@ def test_what_cannot_be_asked_is_said_and_keeps_the_totals(machine: Machine, cap
     machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
     running = machine.start()
     running.step()
+    known = [use.memory for use in machine.sample().uses]
     machine.trouble = SourceError("clients_iter is not there", "Start kubenpu-probe")
     with caplog.at_level(logging.INFO):
         running.step()
@@ -208,9 +209,11 @@ def test_what_cannot_be_asked_is_said_and_keeps_the_totals(machine: Machine, cap
     assert machine.sample().trouble == "clients_iter is not there. Start kubenpu-probe."
     assert [record.message for record in caplog.records] == [machine.sample().trouble]
     assert machine.gfx() == {"/pod/a": 1000}
+    assert [use.memory for use in machine.sample().uses] == [{}]  # what they have now is not known
     machine.trouble = None
     running.step()
     assert machine.sample().trouble == ""
+    assert [use.memory for use in machine.sample().uses] == known != [{}]
 
 
 def test_refused_fdinfo_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def kill(unit: str) -> None:
     wait.until(f"another {unit}", lambda: int(service.show(unit, "MainPID")) not in (0, before))
 
 
-@pytest.mark.guests("trixie73")  # the newest kernel; on the oldest test_sandbox.py reads fdinfo
+@pytest.mark.guests("trixie73")  # on 6.1 test_sandbox.py shows that holders are found
 @pytest.mark.deadline(400)
 def test_time_of_two_pods_and_of_a_unit(runtime: Runtime, device: FakeDevice) -> None:
     """Also after SIGKILL of whoever adds it up, and of kubenpud."""

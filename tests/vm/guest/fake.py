@@ -72,7 +72,11 @@ def _driver(parent: Path) -> str:
 
 
 def wait_until_known(*addresses: str) -> None:
-    """Until kubenpud shows these devices, and the kernel counts for them."""
+    """Until kubenpud shows these devices, the kernel counts for them, and kubenpu-probe has done what udev asked for.
+
+    While a program is loaded, calls that kprobes count may be skipped where the kernel preempts (a declared loss).
+    """
     from tests.vm.guest import service
 
     wait.until(f"devices {addresses}", lambda: set(addresses) <= service.devices(), 20)
+    wait.until("kubenpu-probe at rest", service.probe_is_at_rest)

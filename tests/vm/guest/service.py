@@ -70,6 +70,11 @@ def probe(*arguments: str) -> str:
     return done.stderr
 
 
+def probe_is_at_rest() -> bool:
+    """No load is running, none is queued."""
+    return show(PROBE, "ActiveState") == "active" and show(PROBE, "Job") in {"", "0"}
+
+
 def mechanism(hook: str = "drm_ioctl") -> str:
     return next(str(h["mechanism"]) for h in json.loads(STATE.read_text())["hooks"] if h["hook"] == hook)
 

@@ -10,6 +10,8 @@
 #include "core_types.h"
 #include "maps.bpf.h"
 
+#define KNPU_EEXIST 17
+
 /* The cgroup of the default (version 2) hierarchy. */
 static __always_inline struct cgroup *current_cgroup(void)
 {
@@ -60,6 +62,20 @@ static __always_inline void write_path(struct knpu_cgroup *rec, struct cgroup *c
 	rec->level = level;
 }
 
+/*
+ * A new entry of a hash. The kernel takes the memory from a few pieces that each CPU keeps, and gets more of them by an
+ * interrupt after the last one was taken: when that came too late or found none, the next try may succeed.
+ */
+static __always_inline long insert(void *hash, __u64 id, void *value)
+{
+	long err = -1;
+	int i;
+
+	for (i = 0; i < 3 && err && err != -KNPU_EEXIST; i++)
+		err = bpf_map_update_elem(hash, &id, value, BPF_NOEXIST);
+	return err;
+}
+
 /* Once per cgroup: record its names and ring the bell. */
 static __noinline int introduce(__u64 id)
 {
@@ -72,8 +88,8 @@ static __noinline int introduce(__u64 id)
 	rec = bpf_map_lookup_elem(&blank, &zero);
 	if (!rec || !cgrp)
 		return 0;
-	err = bpf_map_update_elem(&cgroups, &id, rec, BPF_NOEXIST);
-	if (err == -17 /* EEXIST: another thread of the cgroup was first */)
+	err = insert(&cgroups, id, rec);
+	if (err == -KNPU_EEXIST)	/* another thread of the cgroup was first */
 		return 0;
 	rec = err ? NULL : bpf_map_lookup_elem(&cgroups, &id);
 	if (!rec) {
@@ -146,7 +162,7 @@ static __always_inline struct knpu_cgroup_cells *cells_by_id(__u64 id)
 	none = bpf_map_lookup_elem(&blank, &zero);
 	if (!none)
 		return NULL;
-	bpf_map_update_elem(&cgroup_cells_by_id, &id, none, BPF_NOEXIST);
+	insert(&cgroup_cells_by_id, id, none);
 	return bpf_map_lookup_elem(&cgroup_cells_by_id, &id);
 }
 

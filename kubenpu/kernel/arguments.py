@@ -3,7 +3,7 @@
 
 Works on mapped memory while the kernel reads it. The arguments of one rule or table stand side by side, written before
 it refers to them, where nothing refers to now. Kept nowhere else, so whoever writes next finds what there is. The owner
-serialises, and gives the view, which is released by close().
+serialises, and gives the view.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ class ArgumentBlocks:
 
     def __init__(self, arguments: memoryview) -> None:
         self._view = arguments
-
-    def close(self) -> None:
-        self._view.release()
 
     def place(
         self, kinds: bytes, arguments: Mapping[int, Argument], gpus: Mapping[int, int], taken: set[int]

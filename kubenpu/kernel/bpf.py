@@ -11,6 +11,8 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -174,11 +176,19 @@ class Map:
             found[key] = None
         return list(found)
 
-    def memory(self) -> mmap.mmap:
-        """The values of a BPF_F_MMAPABLE array as shared memory, read and write."""
+    @contextmanager
+    def memory(self, first: int = 0, count: int | None = None) -> Iterator[memoryview]:
+        """`count` values of a BPF_F_MMAPABLE array from `first` on (None: all the others), read and written in place.
+
+        For the block only: all of a mapping counts as memory of the process, also what it never touches.
+        """
         stride = (self.shape.value_size + 7) // 8 * 8
-        size = -(-stride * self.shape.max_entries // mmap.PAGESIZE) * mmap.PAGESIZE
-        return _mapped(self.fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+        values = self.shape.max_entries - first if count is None else count
+        skipped = first * stride % mmap.PAGESIZE
+        size = -(-(skipped + values * stride) // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapped = _mapped(self.fd, size, mmap.PROT_READ | mmap.PROT_WRITE, first * stride - skipped)
+        with memoryview(mapped)[skipped : skipped + values * stride] as view:
+            yield view
 
 
 def _mapped(fd: int, size: int, protection: int, offset: int = 0) -> mmap.mmap:

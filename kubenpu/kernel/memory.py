@@ -16,19 +16,15 @@ CELL_WORDS = CELL_BYTES // 8
 _RULE_BYTES = ctypes.sizeof(layout.Rule)
 
 
-def read_cell(memory: memoryview, index: int) -> layout.Cell:
-    """A copy of one cell."""
-    return layout.Cell.from_buffer_copy(memory, index * CELL_BYTES)
+def copy_cell(cell: memoryview) -> layout.Cell:
+    """What is in a cell now."""
+    return layout.Cell.from_buffer_copy(cell)
 
 
-def free_cell(memory: memoryview, words: memoryview, index: int) -> None:
-    """Zeroes a cell, its owner last and in one write: from then on the kernel may claim it.
-
-    `words` is the same memory as 64-bit words.
-    """
-    start = index * CELL_BYTES
-    memory[start + 8 : start + CELL_BYTES] = bytes(CELL_BYTES - 8)
-    words[index * CELL_WORDS] = 0
+def free_cell(cell: memoryview) -> None:
+    """Zeroes the bytes of a cell, its owner last and in one write: from then on the kernel may claim it."""
+    cell[8:CELL_BYTES] = bytes(CELL_BYTES - 8)
+    cell.cast("Q")[0] = 0
 
 
 def write_rule(memory: memoryview, index: int, value: bytes | None) -> None:
@@ -43,7 +39,7 @@ def write_rule(memory: memoryview, index: int, value: bytes | None) -> None:
     memory[start : start + 8] = value[:8]
 
 
-def sum_rows(memory: memoryview, row_bytes: int, first: int, count: int) -> list[int]:
-    """The sums of the 64-bit columns of `count` rows, beginning with row `first`."""
-    rows = struct.iter_unpack(f"={row_bytes // 8}Q", memory[first * row_bytes : (first + count) * row_bytes])
+def sum_rows(memory: memoryview, row_bytes: int) -> list[int]:
+    """The sums of the 64-bit columns of all rows."""
+    rows = struct.iter_unpack(f"={row_bytes // 8}Q", memory)
     return [sum(column) for column in zip(*rows, strict=True)]

@@ -3,7 +3,7 @@
 
 Works on mapped memory while the kernel reads it: a chain of tables is complete before a node refers to it, a node
 before its major, and what is taken away goes in the opposite order. What no node refers to is free. Kept nowhere else,
-so whoever writes next finds what there is. The owner serialises, and gives the views, which are released by close().
+so whoever writes next finds what there is. The owner serialises, and gives the views.
 """
 
 from __future__ import annotations
@@ -26,13 +26,8 @@ class NodeRules:
     """The three maps of one node. `arguments` are shared with the rules of drm and accel, and the owner's."""
 
     def __init__(self, majors: memoryview, nodes: memoryview, tables: memoryview, arguments: ArgumentBlocks) -> None:
-        self._views = (majors, nodes, tables)
         self._arguments = arguments
         self._majors, self._nodes, self._tables = majors.cast("Q"), nodes.cast("Q"), tables
-
-    def close(self) -> None:
-        for view in (self._majors, self._nodes, *self._views):
-            view.release()
 
     def write(self, rules: Iterable[NodeRule], arguments_of_others: set[int]) -> list[NodeRule]:
         """Makes exactly these nodes counted and no others. Returns rules that the maps cannot hold."""

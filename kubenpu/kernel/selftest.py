@@ -16,7 +16,7 @@ from pathlib import Path
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, Hook
 from kubenpu.kernel.libbpf import Object, run_raw_tracepoint
-from kubenpu.kernel.memory import CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
+from kubenpu.kernel.memory import CELL_BYTES, free_cell, sum_rows, write_rule
 from kubenpu.model.errors import KernelError
 
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -53,9 +53,9 @@ def self_test(opened: Object, hook: Hook, cgroup2: Path | None) -> None:
 
 
 @contextmanager
-def _memory(opened: Object, name: str) -> Iterator[memoryview]:
+def _memory(opened: Object, name: str, first: int = 0, count: int | None = None) -> Iterator[memoryview]:
     """A map of the object as shared memory, for the block."""
-    with bpf.Map(os.dup(opened.map_fd(name))) as table, memoryview(table.memory()) as view:
+    with bpf.Map(os.dup(opened.map_fd(name))) as table, table.memory(first, count) as view:
         yield view
 
 
@@ -91,8 +91,8 @@ def _node(opened: Object) -> Iterator[None]:
 def _total(opened: Object) -> tuple[int, int]:
     """Calls of the self-test's slot so far, and how many of them no cell took."""
     cpus = bpf.possible_cpus()
-    with _memory(opened, "totals") as totals:
-        sums = sum_rows(totals, ctypes.sizeof(layout.Totals), layout.SELFTEST_SLOT * cpus, cpus)
+    with _memory(opened, "totals", layout.SELFTEST_SLOT * cpus, cpus) as totals:
+        sums = sum_rows(totals, ctypes.sizeof(layout.Totals))
     first = 2 * layout.KINDS + 1
     return sums[_KIND], sum(sums[first : first + len(layout.DEVICE_LOSSES)])
 
@@ -100,13 +100,12 @@ def _total(opened: Object) -> tuple[int, int]:
 def _take_back(opened: Object) -> dict[int, int]:
     """Frees the self-test's cells; returns the calls that were in them, by cgroup id."""
     counted: dict[int, int] = {}
-    with _memory(opened, "cells") as view, view.cast("Q") as words:
-        for index in range(layout.DEVICE_SLOTS, len(words) // CELL_WORDS):
-            if words[index * CELL_WORDS]:
-                cell = read_cell(view, index)
-                if cell.slot1 == layout.SELFTEST_SLOT + 1:
-                    counted[cell.owner] = counted.get(cell.owner, 0) + int(cell.calls[_KIND])
-                    free_cell(view, words, index)
+    with _memory(opened, "cells", layout.DEVICE_SLOTS) as view:
+        for start in range(0, len(view), CELL_BYTES):
+            cell = layout.Cell.from_buffer_copy(view, start)
+            if cell.owner and cell.slot1 == layout.SELFTEST_SLOT + 1:
+                counted[cell.owner] = counted.get(cell.owner, 0) + int(cell.calls[_KIND])
+                free_cell(view[start : start + CELL_BYTES])
     return counted
 
 

@@ -3,7 +3,8 @@
 
 The kernel's maps are the only place where counts live; this module keeps none, so its process may be killed at any
 instruction. Needs read and write permission on the pins, no capability. Loads and attaches nothing. Reads and writes
-mapped memory: a system call on a map is made once per new cgroup, not per reading, since it holds up kprobe programs.
+mapped memory: a bpf(2) call on a map is made once per new cgroup, not per reading, since it holds up kprobe programs.
+What is large or seldom needed is mapped piece by piece and for that moment.
 Not thread-safe: the owner serialises. Owns its fds and mappings until close().
 """
 
@@ -13,14 +14,14 @@ import ctypes
 import os
 import struct
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from kubenpu.kernel import bpf, layout
 from kubenpu.kernel.arguments import ArgumentBlocks, used
 from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook
-from kubenpu.kernel.memory import CELL_BYTES, CELL_WORDS, free_cell, read_cell, sum_rows, write_rule
+from kubenpu.kernel.memory import CELL_BYTES, CELL_WORDS, copy_cell, free_cell, sum_rows, write_rule
 from kubenpu.kernel.nodes import NodeRules
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
@@ -37,7 +38,8 @@ from kubenpu.model.sample import (
 
 # From `calls` on: calls errors wait_ns first_ns slot1 work.
 _COUNTS = struct.Struct(f"={layout.KINDS}Q{layout.KINDS}QQQI4xQ")
-_MAPPED = ("cells", "journal", "alloc", "slots", "rules", "totals", "losses", "majors", "nodes", "tables", "arguments")
+_FOR_RULES = ("rules", "arguments", "majors", "nodes", "tables")
+_CELLS_AT_ONCE = 1024
 PROGRAM_SKIPPED = "program_skipped"
 LOSS_REASONS = (*layout.DEVICE_LOSSES, *layout.NODE_LOSSES, PROGRAM_SKIPPED)
 _SHAPES = {
@@ -67,15 +69,13 @@ class CounterStore:
             undo.callback(self._close_maps)
             self._open_maps()
             self._cpus = bpf.possible_cpus()
-            views = {name: memoryview(self._maps[name].memory()) for name in _MAPPED}
+            self._journal = undo.enter_context(self._maps["journal"].memory())
+            self._alloc = undo.enter_context(self._maps["alloc"].memory())
+            self._slots = undo.enter_context(self._maps["slots"].memory())
+            self._losses = undo.enter_context(self._maps["losses"].memory())
             self.bell = bpf.Bell(self._maps["announce"])
-            undo.pop_all()
-        self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses, *_ = (
-            views.values()
-        )
-        self._arguments = ArgumentBlocks(views["arguments"])
-        self._node_rules = NodeRules(views["majors"], views["nodes"], views["tables"], self._arguments)
-        self._words = self._cells.cast("Q")
+            undo.callback(self.bell.close)
+            self._opened = undo.pop_all()
         self._known: dict[int, CgroupRecord] = {}
         self.slots_max = self._maps["cells"].shape.max_entries - layout.DEVICE_SLOTS
 
@@ -106,13 +106,7 @@ class CounterStore:
             opened.close()
 
     def close(self) -> None:
-        self.bell.close()
-        self._words.release()
-        self._node_rules.close()
-        self._arguments.close()
-        for view in (self._cells, self._journal, self._alloc, self._slots, self._rules, self._totals, self._losses):
-            view.release()
-        self._close_maps()
+        self._opened.close()
 
     # ---- device slots and rules ----
 
@@ -159,31 +153,36 @@ class CounterStore:
         """Makes exactly these nodes counted and no others. Returns rules whose node the map cannot hold."""
         wanted: dict[int, bytes] = {}
         refused = []
-        taken = self._rule_arguments() | self._node_rules.used_arguments()
-        for rule in rules:
-            index = layout.rule_index(rule.major, rule.minor)
-            placed = None if index is None else self._arguments.place(rule.kinds, rule.arguments, {}, taken)
-            if index is None or placed is None:
-                refused.append(rule)
-                continue
-            first, kinds = placed
-            wanted[index] = struct.pack("=II", rule.slot + 1, first) + kinds
-            self._mark_slot(rule.slot, DRM_IOCTL)
-        for index in range(layout.RULES - 1):
-            write_rule(self._rules, index, wanted.get(index))
+        with self._for_rules() as (memory, arguments, nodes):
+            taken = _arguments_of(memory) | nodes.used_arguments()
+            for rule in rules:
+                index = layout.rule_index(rule.major, rule.minor)
+                placed = None if index is None else arguments.place(rule.kinds, rule.arguments, {}, taken)
+                if index is None or placed is None:
+                    refused.append(rule)
+                    continue
+                first, kinds = placed
+                wanted[index] = struct.pack("=II", rule.slot + 1, first) + kinds
+                self._mark_slot(rule.slot, DRM_IOCTL)
+            for index in range(layout.RULES - 1):
+                write_rule(memory, index, wanted.get(index))
         return refused
-
-    def _rule_arguments(self) -> set[int]:
-        """Places in the map arguments that a rule refers to now."""
-        rules = struct.iter_unpack("=II256s", self._rules[: layout.RULES * ctypes.sizeof(layout.Rule)])
-        return {place for slot1, first, kinds in rules if slot1 for place in used(first, kinds)}
 
     def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
         """The same for character devices outside drm and accel."""
         rules = tuple(rules)
         for rule in rules:
             self._mark_slot(rule.slot, FILE_IOCTL)
-        return self._node_rules.write(rules, self._rule_arguments())
+        with self._for_rules() as (memory, _, nodes):
+            return nodes.write(rules, _arguments_of(memory))
+
+    @contextmanager
+    def _for_rules(self) -> Iterator[tuple[memoryview, ArgumentBlocks, NodeRules]]:
+        with ExitStack() as mapped:
+            views = (mapped.enter_context(self._maps[name].memory()) for name in _FOR_RULES)
+            rules, blocks, majors, nodes, tables = views
+            arguments = ArgumentBlocks(blocks)
+            yield rules, arguments, NodeRules(majors, nodes, tables, arguments)
 
     # ---- reading ----
 
@@ -206,31 +205,29 @@ class CounterStore:
         )
 
     def _read_cells(self) -> tuple[Cell, ...]:
-        owners = self._words[: (self.slots_max + layout.DEVICE_SLOTS) * CELL_WORDS : CELL_WORDS].tolist()
-        found = []
-        for index, owner in enumerate(owners):
-            if owner == 0 and index >= layout.DEVICE_SLOTS:
-                continue
-            values = _COUNTS.unpack_from(self._cells, index * CELL_BYTES + 8)
-            slot1 = values[-2]
-            if slot1 and slot1 != layout.SELFTEST_SLOT + 1:
-                k = layout.KINDS
-                counts = Counts(values[:k], values[k : 2 * k], values[2 * k], values[-1])
-                found.append(Cell(index, owner, slot1 - 1, values[2 * k + 1], counts))
+        found: list[Cell] = []
+        end = self.slots_max + layout.DEVICE_SLOTS
+        for first in range(0, end, _CELLS_AT_ONCE):
+            with self._maps["cells"].memory(first, min(_CELLS_AT_ONCE, end - first)) as memory:
+                found += _used_cells(memory, first)
         return tuple(found)
+
+    def _cell(self, index: int) -> AbstractContextManager[memoryview]:
+        return self._maps["cells"].memory(index, 1)
 
     def _read_totals(self) -> dict[int, DeviceTotals]:
         k = layout.KINDS
         found = {}
         for slot in self.slots():
-            sums = sum_rows(self._totals, ctypes.sizeof(layout.Totals), slot * self._cpus, self._cpus)
+            with self._maps["totals"].memory(slot * self._cpus, self._cpus) as memory:
+                sums = sum_rows(memory, ctypes.sizeof(layout.Totals))
             work = sums[layout.Totals.work.offset // 8]
             lost = dict(zip(layout.DEVICE_LOSSES, sums[2 * k + 1 :], strict=False))
             found[slot] = DeviceTotals(slot, Counts(tuple(sums[:k]), tuple(sums[k : 2 * k]), sums[2 * k], work), lost)
         return found
 
     def _read_losses(self) -> dict[str, int]:
-        sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses), 0, self._cpus)
+        sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses))
         losses = dict(zip(layout.NODE_LOSSES, sums, strict=False))
         losses[PROGRAM_SKIPPED] = 0
         for hook in HOOKS:
@@ -278,32 +275,29 @@ class CounterStore:
 
         The new target is noted in the journal first: whoever finds the journal valid finishes the same merge.
         """
-        source, target = read_cell(self._cells, merge.source), read_cell(self._cells, merge.target)
-        if not source.owner or merge.source < layout.DEVICE_SLOTS or merge.source == merge.target:
+        if merge.source < layout.DEVICE_SLOTS or merge.source == merge.target:
             return
-        result = layout.Cell(owner=target.owner, slot1=source.slot1, wait_ns=source.wait_ns + target.wait_ns)
-        result.work = source.work + target.work
-        for kind in range(layout.KINDS):
-            result.calls[kind] = source.calls[kind] + target.calls[kind]
-            result.errors[kind] = source.errors[kind] + target.errors[kind]
-        result.first_ns = min(t for t in (source.first_ns, target.first_ns or source.first_ns))
-        entry = layout.Journal(0, source.owner, merge.source, merge.target, result)
-        self._journal[8 : ctypes.sizeof(entry)] = bytes(entry)[8:]
-        self._set_journal(1)
-        self._finish_merge(entry)
-
-    def _finish_merge(self, entry: layout.Journal) -> None:
-        start = entry.target * CELL_BYTES
-        self._cells[start + 8 : start + CELL_BYTES] = bytes(entry.result)[8:]
-        if self._words[entry.source * CELL_WORDS] == entry.source_owner:
-            free_cell(self._cells, self._words, entry.source)
-        self._set_journal(0)
+        with self._cell(merge.source) as source, self._cell(merge.target) as target:
+            old, new = copy_cell(source), copy_cell(target)
+            if not old.owner:
+                return
+            entry = layout.Journal(0, old.owner, merge.source, merge.target, _sum(old, new))
+            self._journal[8 : ctypes.sizeof(entry)] = bytes(entry)[8:]
+            self._set_journal(1)
+            self._finish_merge(entry, source, target)
 
     def recover(self) -> None:
         """Finishes the merge that a killed process had begun. For the one who has the claim: another may be merging."""
         entry = layout.Journal.from_buffer_copy(self._journal)
         if entry.valid:
-            self._finish_merge(entry)
+            with self._cell(entry.source) as source, self._cell(entry.target) as target:
+                self._finish_merge(entry, source, target)
+
+    def _finish_merge(self, entry: layout.Journal, source: memoryview, target: memoryview) -> None:
+        target[8:] = bytes(entry.result)[8:]
+        if copy_cell(source).owner == entry.source_owner:
+            free_cell(source)
+        self._set_journal(0)
 
     def _set_journal(self, valid: int) -> None:
         struct.pack_into("=Q", self._journal, 0, valid)
@@ -327,6 +321,35 @@ class CounterStore:
         if "by_id" in self._maps:
             keys += self._maps["by_id"].keys()
         return {struct.unpack("=Q", key)[0] for key in keys}
+
+
+def _used_cells(memory: memoryview, first: int) -> Iterator[Cell]:
+    """Those of `memory` that count for somebody; the first one has the index `first`."""
+    for index, owner in enumerate(memory.cast("Q")[::CELL_WORDS].tolist(), first):
+        if owner == 0 and index >= layout.DEVICE_SLOTS:
+            continue
+        values = _COUNTS.unpack_from(memory, (index - first) * CELL_BYTES + 8)
+        slot1 = values[-2]
+        if slot1 and slot1 != layout.SELFTEST_SLOT + 1:
+            k = layout.KINDS
+            counts = Counts(values[:k], values[k : 2 * k], values[2 * k], values[-1])
+            yield Cell(index, owner, slot1 - 1, values[2 * k + 1], counts)
+
+
+def _sum(source: layout.Cell, target: layout.Cell) -> layout.Cell:
+    result = layout.Cell(owner=target.owner, slot1=source.slot1, wait_ns=source.wait_ns + target.wait_ns)
+    result.work = source.work + target.work
+    for kind in range(layout.KINDS):
+        result.calls[kind] = source.calls[kind] + target.calls[kind]
+        result.errors[kind] = source.errors[kind] + target.errors[kind]
+    result.first_ns = min(source.first_ns, target.first_ns or source.first_ns)
+    return result
+
+
+def _arguments_of(rules: memoryview) -> set[int]:
+    """Places in the map arguments that a rule refers to now."""
+    found = struct.iter_unpack("=II256s", rules)
+    return {place for slot1, first, kinds in found if slot1 for place in used(first, kinds)}
 
 
 def _hooks_offset(slot: int) -> int:

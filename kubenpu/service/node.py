@@ -80,6 +80,7 @@ class Node:
         self._sources = Sources()
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
+        self._unowned: set[int] = set()
         self._saved_names = 0
         self._dbus_dropped: int | None = None
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -129,7 +130,7 @@ class Node:
                 store.close()
                 raise
             store.recover()
-            self._store, self._store_pin = store, pin
+            self._store, self._store_pin, self._unowned = store, pin, set()
             self._apply_rules()
         return self._store
 
@@ -282,17 +283,20 @@ class Node:
             merges = self._ledger.plan_merges(sample, now)
             for merge in merges:
                 self._store.merge(merge)
-            if merges:
+            if merges or self._unowned:
                 self._forget(self._store)
             self._store.reopen_search()
             self._save_names()
 
     def _forget(self, store: CounterStore) -> None:
-        owners = {c.cgroup_id for c in store.read().cells}
-        for cgroup_id in store.recorded_cgroups() - owners:
-            record = store.read_cgroup(cgroup_id)
-            if record is None or record.truncated or not alive(self._mount, record.path, cgroup_id):
-                store.forget_cgroups([cgroup_id])
+        """Only who was to go at the last look, too: the kernel writes a cgroup's record before its first cell."""
+        unowned = store.recorded_cgroups() - {c.cgroup_id for c in store.read().cells}
+        lost = {cgroup_id for cgroup_id in unowned if not self._has_path(store.read_cgroup(cgroup_id))}
+        store.forget_cgroups(lost & self._unowned)
+        self._unowned = lost - self._unowned
+
+    def _has_path(self, record: CgroupRecord | None) -> bool:
+        return record is not None and not record.truncated and alive(self._mount, record.path, record.cgroup_id)
 
     # ---- the picture ----
 

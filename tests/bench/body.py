@@ -141,9 +141,8 @@ def full_rate(threads: int) -> list[Figure]:
     with _loaded(True) as opened:
         made = threads * CALLS
         ns = _together(opened, "count", threads)
-        with bpf.Map(os.dup(opened.map_fd("totals"))) as totals:
-            cpus = bpf.possible_cpus()
-            counted = sum_rows(memoryview(totals.memory()), ctypes.sizeof(layout.Totals), 0, cpus)[Kind.SUBMIT]
+        with bpf.Map(os.dup(opened.map_fd("totals"))) as totals, totals.memory(0, bpf.possible_cpus()) as rows:
+            counted = sum_rows(rows, ctypes.sizeof(layout.Totals))[Kind.SUBMIT]
         ours = Figure(f"ours, {threads} thread{'s' if threads > 1 else ''} at full rate", ns, made, made - counted)
         name = f"peer: an event per call, {threads} thread{'s' if threads > 1 else ''}"
         with _drained(opened) as taken:

@@ -162,9 +162,9 @@ def idle_and_flood(service: OwnService, daemon: Daemon) -> tuple[float, float, f
 
 
 def _counted(service: OwnService) -> int:
-    with bpf.Map.pinned(Pins(service.pin_directory).map("totals")) as totals:
-        rows = len(DEVICES) * bpf.possible_cpus()
-        return sum(sum_rows(memoryview(totals.memory()), ctypes.sizeof(layout.Totals), 0, rows)[: layout.KINDS])
+    count = len(DEVICES) * bpf.possible_cpus()
+    with bpf.Map.pinned(Pins(service.pin_directory).map("totals")) as totals, totals.memory(0, count) as rows:
+        return sum(sum_rows(rows, ctypes.sizeof(layout.Totals))[: layout.KINDS])
 
 
 def _share(daemon: Daemon, seconds: float) -> float:

@@ -116,6 +116,7 @@ class FakeStore:
 
     def forget_cgroups(self, cgroup_ids: Iterable[int]) -> None:
         self.forgotten += cgroup_ids
+        self.records = {i: r for i, r in self.records.items() if i not in self.forgotten}
 
     def recorded_cgroups(self) -> set[int]:
         return set(self.records)

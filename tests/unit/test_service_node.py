@@ -18,7 +18,7 @@ from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.ledger.names import NAMES_NAME
 from kubenpu.model.allocation import Allocation, Allocations, Claimed, Listing
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
-from kubenpu.model.sample import CellMerge, CgroupRecord, HookStatus
+from kubenpu.model.sample import CgroupRecord, HookStatus
 from kubenpu.model.view import View
 from kubenpu.service.kubelet import MaybeKubelet
 from kubenpu.service.node import Node
@@ -202,59 +202,6 @@ def test_a_runtime_that_is_dead_shows_before_it_is_asked(world: World, node: Nod
     node.tidy()
     assert source(node, "cri:/run/a.sock") == (True, "")
     assert world.resolver.asked == []
-
-
-# ---- what is freed ----
-
-
-def test_a_dead_pod_is_folded_after_the_retention_and_forgotten(world: World, node: Node) -> None:
-    world.resolver.answer = lambda _path: CONFIRMED
-    cell = world.work(world.cgroup())
-    node.resolve()
-    node.tidy()
-    assert node.view().usage[0].alive
-    (world.mount / POD_PATH[1:]).rmdir()
-    node.tidy()
-    assert not node.view().usage[0].alive
-    world.now += world.settings.retention_seconds - 1
-    node.tidy()
-    assert world.store.merges == []
-    assert world.store.forgotten == []
-    world.now += 1
-    node.tidy()
-    assert world.store.merges == [CellMerge(cell.index, 0)]
-    assert world.store.forgotten == [cell.cgroup_id]
-    assert world.store.searches == 4
-
-
-def test_who_still_lives_or_owns_a_cell_is_not_forgotten(world: World, node: Node) -> None:
-    gone, idle, torn = world.work(70), world.cgroup("/system.slice/idle.service"), 72
-    world.store.records[idle] = CgroupRecord(idle, "/system.slice/idle.service", False, 0)
-    world.store.records[torn] = CgroupRecord(torn, "/gone", False, 0)
-    busy = world.work(world.cgroup("/busy"), "/busy")
-    node.tidy()
-    world.now += world.settings.retention_seconds
-    node.tidy()
-    assert world.store.merges == [CellMerge(gone.index, 0)]
-    assert sorted(world.store.forgotten) == [70, torn]
-    assert world.store.cells == [busy]
-
-
-def test_a_cgroup_made_anew_under_the_same_name_is_another_one(world: World, node: Node) -> None:
-    world.cgroup()
-    world.work(70)
-    node.tidy()
-    assert not node.view().usage[0].alive
-
-
-def test_a_cgroup_with_a_path_cut_short_lives_as_long_as_its_id_is_in_the_tree(world: World, node: Node) -> None:
-    """Its recorded path leads to an ancestor, which proves nothing."""
-    world.work(world.cgroup(f"{POD_PATH}/deep"), POD_PATH, truncated=True)
-    node.tidy()
-    assert node.view().usage[0].alive
-    (world.mount / POD_PATH[1:] / "deep").rmdir()
-    node.tidy()
-    assert not node.view().usage[0].alive
 
 
 # ---- names over a restart ----

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every total grew by since it was stored last, and whose time that was. Pure.
 
-Counts leave a workload in two ways: into the device's departed total, when its cells are retired, and back among those
-without a name, when a restarted kubenpud has lost the name. The first must not lessen what the workload was charged,
-the second must, because the same counts come back with the name. The growth of the departed total tells them apart.
-What a device counted and no workload explains is unattributed; so workloads and that add up to the device, always.
+The totals of calls and those of device time come from two processes, each with its own Totals here. They leave a
+workload in two ways: into the device's departed total, when its series is retired, and back among those without a name,
+when a restarted kubenpud has lost the name. The first must not lessen what the workload was charged, the second must,
+because the same amounts come back with the name. The growth of the departed total tells them apart.
+What a device has and no workload explains is unattributed; so workloads and that add up to the device, always.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from operator import add, sub
 from typing import NamedTuple
 
 from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED
-from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot, Total, Values
-from kubenpu.history.told import FORGET_MS, Key
+from kubenpu.history.snapshot import CALLS, Snapshot, Total, Values
 from kubenpu.model.usage import (
     ACTIVE_MS,
     ALLOCATED_MS,
@@ -34,7 +34,12 @@ STEP_S = 60.0
 WATCHED_MS = 2 * int(STEP_S * 1000)
 """Of a longer interval nobody knows when in it the calls were made."""
 
-ZEROS: Values = (0,) * len(MEASURES)
+FORGET_MS = 24 * 3600 * 1000
+"""A name that was lost for so long does not come back."""
+
+Key = tuple[int, int]
+"""Numbers of workload and device."""
+
 Growth = dict[Key, Values]
 
 
@@ -68,14 +73,14 @@ class Totals:
 
     def step(self, key: Key, values: Values) -> Values:
         """Takes the new values and gives the growth."""
-        before = self.values.get(key, ZEROS)
+        before = self.values.get(key)
         self.values[key] = values
-        return tuple(map(sub, values, before))
+        return values if before is None else tuple(map(sub, values, before))
 
     def retire(self, key: Key, left: Values) -> None:
         """So much of a workload is under no name any more."""
         place = (RETIRED, key[1])
-        self.values[place] = tuple(map(add, self.values.get(place, ZEROS), left))
+        self.values[place] = _plus(self.values.get(place), left)
         self.values[key] = tuple(map(sub, self.values[key], left))
 
     def forget(self, key: Key) -> None:
@@ -96,20 +101,31 @@ def plan_interval(snapshot: Snapshot, last_epoch: str, last_boot_end_ms: int) ->
     return Interval(snapshot.unix_ms - (end - start), snapshot.unix_ms, end, end - start)
 
 
+def _plus(one: Values | None, other: Values) -> Values:
+    return other if one is None else tuple(map(add, one, other))
+
+
 def plan_growth(
-    old: Totals, snapshot: Snapshot, devices: Mapping[str, int], workloads: Mapping[Key, Total], now_ms: int
+    old: Totals,
+    devices: Mapping[int, Values],
+    departed: Mapping[int, Values],
+    workloads: Mapping[Key, Total],
+    now_ms: int,
 ) -> tuple[Totals, Growth]:
-    """The totals as they are now, and what is to be stored as having happened. `devices`: number by address."""
+    """The totals as they are now, and what is to be stored as having happened.
+
+    `devices`: the totals of every device; `departed`: the part of them that is under no workload's name any more.
+    """
     new, growth = old.copy(), Growth()
-    departed = {number: new.step((DEPARTED, number), snapshot.departed[a]) for a, number in devices.items()}
-    _retire_gone(old, new, workloads, departed, now_ms)
+    left = {number: new.step((DEPARTED, number), values) for number, values in departed.items()}
+    _retire_gone(old, new, workloads, left, now_ms)
     for key, total in workloads.items():
         growth[key] = new.step(key, total.values)
         new.first_ns[key] = total.first_ns
         new.gone.pop(key, None)
     for key in [key for key, since in new.gone.items() if now_ms - since > FORGET_MS]:
         new.forget(key)
-    _grow_devices(new, growth, snapshot, devices)
+    _grow_devices(new, growth, devices)
     return new, growth
 
 
@@ -137,7 +153,7 @@ def _retire_gone(
 
 def _depart(new: Totals, key: Key, departed: dict[int, Values], only_all: bool) -> bool:
     """Takes as much of the departed total's growth for this workload's as it can be."""
-    growth = departed.get(key[1], ZEROS)
+    growth = departed.get(key[1], (0,) * len(new.values[key]))
     left = tuple(map(min, new.values[key], growth))
     if only_all and left != new.values[key]:
         return False
@@ -151,15 +167,14 @@ def _has_less(old: Totals, key: Key, now: Total | None) -> bool:
     return now is None or now.first_ns > old.first_ns[key] or any(map(int.__lt__, now.values, old.values[key]))
 
 
-def _grow_devices(new: Totals, growth: Growth, snapshot: Snapshot, devices: Mapping[str, int]) -> None:
+def _grow_devices(new: Totals, growth: Growth, devices: Mapping[int, Values]) -> None:
     named: dict[int, Values] = {}
     for (workload, device), values in new.values.items():
         if workload not in (DEVICE, UNATTRIBUTED, DEPARTED):
-            named[device] = tuple(map(add, named.get(device, ZEROS), values))
-    for address, number in devices.items():
-        total = snapshot.device_totals[address]
+            named[device] = _plus(named.get(device), values)
+    for number, total in devices.items():
         growth[DEVICE, number] = new.step((DEVICE, number), total)
-        rest = tuple(map(sub, total, named.get(number, ZEROS)))
+        rest = tuple(map(sub, total, named[number])) if number in named else total
         growth[UNATTRIBUTED, number] = new.step((UNATTRIBUTED, number), rest)
 
 

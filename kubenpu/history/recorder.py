@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kubenpu.history.growth import ZEROS, Interval, Totals, plan_growth, plan_interval, plan_times
+from kubenpu.history.growth import Growth, Interval, Key, Totals, plan_growth, plan_interval, plan_times
 from kubenpu.history.schema import DEVICE, CorruptError, explained, open_for_writing, set_aside, transaction
-from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Values
-from kubenpu.history.told import Key, Last, plan_memory, plan_time
+from kubenpu.history.snapshot import MEASURES, Names, Snapshot
+from kubenpu.history.told import plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, note_used
 from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
 
@@ -77,7 +77,9 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
     old = _read_totals(connection, ids)
     here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
-    new, growth = plan_growth(old, snapshot, devices, here, interval.boot_end_ms)
+    totals = {devices[device]: values for device, values in snapshot.device_totals.items()}
+    departed = {devices[device]: values for device, values in snapshot.departed.items()}
+    new, growth = plan_growth(old, totals, departed, here, interval.boot_end_ms)
     _write_totals(connection, ids, old, new)
     usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
@@ -93,12 +95,11 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     usage += [(number, *row) for row in told]
     connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
-    known = {(devices[d], ids.measure(name)) for d, names in snapshot.measured.items() for name in names}
-    _store_measured(connection, ids, known | {(device, measure) for _, device, _, measure, _ in usage})
+    _store_measured(connection, ids, snapshot, devices, {(device, measure) for _, device, _, measure, _ in usage})
     _store_labels(connection, ids, snapshot)
 
 
-def _amounts(ids: _Ids, growth: dict[Key, Values]) -> Iterable[tuple[Key, int, int]]:
+def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
     """What is not 0, by number of the measure."""
     numbers = [ids.measure(name) for name in MEASURES]
     for key, values in growth.items():
@@ -109,14 +110,14 @@ def _amounts(ids: _Ids, growth: dict[Key, Values]) -> Iterable[tuple[Key, int, i
 
 def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
     place = {ids.measure(name): index for index, name in enumerate(MEASURES)}
-    found: defaultdict[Key, list[int]] = defaultdict(lambda: list(ZEROS))
+    found: defaultdict[Key, list[int]] = defaultdict(lambda: [0] * len(MEASURES))
     for workload, device, measure, value in connection.execute("SELECT * FROM last"):
         if measure in place:
             found[workload, device][place[measure]] = value
     totals = Totals({key: tuple(values) for key, values in found.items()})
     for workload, device, first_ns, gone_ms in connection.execute("SELECT * FROM source"):
         totals.first_ns[workload, device] = first_ns
-        totals.values.setdefault((workload, device), ZEROS)
+        totals.values.setdefault((workload, device), (0,) * len(MEASURES))
         if gone_ms is not None:
             totals.gone[workload, device] = gone_ms
     return totals
@@ -130,7 +131,7 @@ def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: T
     changed = {key: values for key, values in new.values.items() if values != old.values.get(key)}
     rows = []
     for key, values in changed.items():
-        before = old.values.get(key, ZEROS)
+        before = old.values.get(key) or (0,) * len(values)
         rows += [
             (*key, ids.measure(name), value)
             for name, value, was in zip(MEASURES, values, before, strict=True)
@@ -156,23 +157,46 @@ def _store_told(
     now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()}
     now |= {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
     same_boot = source is not None and source[0] == boot
-    kept = "SELECT workload, device, engine_ns, first_ns, seen_ms FROM told"
-    old = {(w, d): Last(*last) for w, d, *last in connection.execute(kept)} if same_boot else {}
+    departed = {devices[device]: ns for device, ns in snapshot.told_departed.items()}
     goes_on = not same_boot or source[1] == snapshot.told_generation
-    last, grown = plan_time(old, now, goes_on, interval.boot_end_ms)
-    connection.execute("DELETE FROM told")
-    connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", [(*key, *each) for key, each in last.items()])
+    old = _read_time(connection) if same_boot else Totals()
+    new, grown = plan_time(old, now, departed, goes_on, interval.boot_end_ms)
+    _write_time(connection, new)
     connection.execute("DELETE FROM told_source")
     connection.execute("INSERT INTO told_source VALUES (?, ?)", (boot, snapshot.told_generation))
     held = plan_memory(now, interval.length_ms) if interval.watched else {}
     for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held)):
-        yield from ((d, w, ids.measure(name), value) for (w, d), value in amounts.items() if value)
+        measure = ids.measure(name)  # of the device also 0: then it is known to have been nothing
+        yield from ((d, w, measure, value) for (w, d), value in amounts.items() if value or w == DEVICE)
 
 
-def _store_measured(connection: sqlite3.Connection, ids: _Ids, known: set[tuple[int, int]]) -> None:
-    """What can be known of a device follows its driver."""
+def _read_time(connection: sqlite3.Connection) -> Totals:
+    totals = Totals()
+    for workload, device, ns, first_ns, gone_ms in connection.execute("SELECT * FROM told"):
+        key = (workload, device)
+        totals.values[key] = (ns,)
+        if first_ns is not None:
+            totals.first_ns[key] = first_ns
+        if gone_ms is not None:
+            totals.gone[key] = gone_ms
+    return totals
+
+
+def _write_time(connection: sqlite3.Connection, new: Totals) -> None:
+    rows = [(*key, ns, new.first_ns.get(key), new.gone.get(key)) for key, (ns,) in new.values.items()]
+    connection.execute("DELETE FROM told")
+    connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def _store_measured(
+    connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot, devices: dict[str, int], found: set[tuple[int, int]]
+) -> None:
+    """What can be known of a device follows its driver; of device time and memory each interval says it by itself."""
     connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
-    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(known))
+    told = {ids.measure(name) for name in (DEVICE_NS, MEMORY_KIB_S)}
+    known = {(devices[device], ids.measure(name)) for device, names in snapshot.measured.items() for name in names}
+    rows = known | {(device, measure) for device, measure in found if measure not in told}
+    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(rows))
 
 
 def _store_labels(connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot) -> None:

@@ -64,8 +64,8 @@ CREATE TABLE stored (epoch INTEGER NOT NULL, interval INTEGER NOT NULL, boot_end
 """
 _TOLD = """
 CREATE TABLE told (
-    workload INTEGER NOT NULL, device INTEGER NOT NULL, engine_ns INTEGER NOT NULL, first_ns INTEGER NOT NULL,
-    seen_ms INTEGER NOT NULL, PRIMARY KEY (workload, device)
+    workload INTEGER NOT NULL, device INTEGER NOT NULL, engine_ns INTEGER NOT NULL, first_ns INTEGER,
+    gone_ms INTEGER, PRIMARY KEY (workload, device)
 ) WITHOUT ROWID;
 CREATE TABLE told_source (boot TEXT NOT NULL, generation INTEGER NOT NULL);
 """

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from kubenpu.history.told import Told
 from kubenpu.model.device import Visibility, VisibilityOf
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import OFF, Counts
-from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S, WAIT_NS
+from kubenpu.model.usage import WAIT_NS
 from kubenpu.model.view import Amounts, DeviceUsage, View, sees_outcome
 
 MEASURES = (*(f"calls.{kind.label}" for kind in KINDS), *(f"errors.{kind.label}" for kind in KINDS), WAIT_NS)
@@ -41,6 +40,14 @@ class Total(NamedTuple):
     first_ns: int
 
 
+class Told(NamedTuple):
+    """What a driver tells of one workload, or of a whole device. None: it does not. `first_ns` as of a Total."""
+
+    engine_ns: int | None
+    memory_bytes: int | None
+    first_ns: int
+
+
 class Snapshot(NamedTuple):
     """Totals since the counters of this epoch began. `devices`: vendor by address, for every device with totals.
 
@@ -48,8 +55,8 @@ class Snapshot(NamedTuple):
     that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
     `measured`: by device the measures that can be known of it. `held`: who was given which device, as far as that is
     known. `unix_ms` is the clock of the wall at `taken_ns`.
-    `told`: device time and memory, of devices with counts; `told_generation` 0: nobody looks at them. `timed`: devices
-    whose drivers tell device time of all that they do.
+    `told`: device time and memory, of devices with counts; `told_departed`: time that is under no name any more;
+    `told_generation` 0: nobody looks at them. `timed`: devices whose drivers tell device time of all that they do.
     """
 
     epoch: str
@@ -66,6 +73,7 @@ class Snapshot(NamedTuple):
     held: frozenset[tuple[Names, str]]
     told: Mapping[tuple[Names, str], Told] = {}
     told_devices: Mapping[str, Told] = {}
+    told_departed: Mapping[str, int] = {}
     told_generation: int = 0
     timed: frozenset[str] = frozenset()
 
@@ -98,14 +106,12 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         device_totals={each.device: _values(each.settled) for each in view.device_usage},
         departed={each.device: _values(each.departed) for each in view.device_usage},
         workloads=workloads,
-        measured={
-            each.device: _measured(each, visibility(each.vendor)) | _told_measures(told_devices.get(each.device))
-            for each in view.device_usage
-        },
+        measured={each.device: _measured(each, visibility(each.vendor)) for each in view.device_usage},
         labels={names: known for names, known in labels.items() if known},
         held=held,
         told={key: told for key, told in _told(view) if key[1] in vendors},
         told_devices=told_devices,
+        told_departed=_told_departed(view, told_devices),
         told_generation=view.client_generation,
         timed=frozenset(device for device, vendor in vendors.items() if _tells_all_time(visibility(vendor))),
     )
@@ -121,7 +127,7 @@ def _told(view: View) -> Iterator[tuple[tuple[Names, str], Told]]:
         if client.owner.kind is not OwnerKind.UNKNOWN:
             key = (_names(client.owner), client.device)
             told = Told(_sum(client.engine_ns), _sum(client.memory), client.first_ns)
-            found[key] = found[key].plus(told) if key in found else told
+            found[key] = _add_told(found[key], told) if key in found else told
     yield from found.items()
 
 
@@ -135,9 +141,21 @@ def _told_devices(view: View) -> Iterator[tuple[str, Told]]:
         yield total.device, Told(_sum(total.engine_ns), memory.get(total.device), 0)
 
 
-def _told_measures(told: Told | None) -> frozenset[str]:
-    known = told and ((DEVICE_NS, told.engine_ns), (MEMORY_KIB_S, told.memory_bytes))
-    return frozenset(name for name, value in known or () if value is not None)
+def _told_departed(view: View, devices: Mapping[str, Told]) -> Mapping[str, int]:
+    departed = {device: told.engine_ns or 0 for device, told in devices.items()}
+    for client in view.clients:
+        if client.device in departed:
+            departed[client.device] -= _sum(client.engine_ns) or 0
+    return departed
+
+
+def _add_told(one: Told, other: Told) -> Told:
+    amounts = (_plus(one.engine_ns, other.engine_ns), _plus(one.memory_bytes, other.memory_bytes))
+    return Told(*amounts, min(one.first_ns, other.first_ns))
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
 
 
 def _sum(amounts: Amounts) -> int | None:

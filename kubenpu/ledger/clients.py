@@ -7,7 +7,8 @@ at is in no number, only that it ended is.
 
 A client belongs to the cgroup of the process that holds it; of several it stays with the one it has, else the oldest
 process. What it used before it is seen for the first time is the first one's. It may be in nobody's hands for a while,
-on its way through a socket, and is remembered for that long: else it would count twice.
+on its way through a socket, and is remembered for that long: else it would count twice. Its id says which client it is;
+its open file only while a sleeping device is not asked: a process may swap descriptors between the two readings.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Seen:
 class Client:
     """`engine_ns` and `busy` (cycles) are the highest values that were accounted for; `missed`: looks without it."""
 
-    client_id: int
+    file: int
     cgroup_id: int
     engine_ns: dict[str, int] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Use:
 
 @dataclass(slots=True)
 class Accounts:
-    """All that outlives a look. Clients by (device, open file), clocks by (device, engine), uses by (cgroup, device);
+    """All that outlives a look. Clients by (device, client id), clocks by (device, engine), uses by (cgroup, device);
     cgroup 0 has what belongs to no series any more, or found no room for one."""
 
     clients: dict[tuple[str, int], Client] = field(default_factory=dict)
@@ -106,29 +107,29 @@ class Accounts:
 
     def look(self, seen: Iterable[Seen], paths: Mapping[int, str], now_ns: int) -> None:
         """Takes one look at all clients in. `paths` has every cgroup of theirs; `now_ns` of CLOCK_BOOTTIME."""
-        here = set()
+        by_file, here = self.by_file(), set()
         for each in seen:
-            here.add((each.device, each.file))
-            self._see(each, paths, now_ns)
-        for key in [key for key in self.clients if key not in here]:
-            client = self.clients[key]
-            client.missed, client.memory = client.missed + 1, {}
+            key = (each.device, each.fdinfo.client_id) if each.fdinfo else by_file.get((each.device, each.file))
+            if key is not None:
+                here.add(key)
+                self._see(key, each, paths, now_ns)
+        for key, client in list(self.clients.items()):
+            client.missed = 0 if key in here else client.missed + 1
+            if client.missed:
+                client.memory = {}
             if client.missed > LOOKS_REMEMBERED:
                 self._end(key, now_ns)
 
-    def _see(self, seen: Seen, paths: Mapping[int, str], now_ns: int) -> None:
-        key = (seen.device, seen.file)
-        client = self.clients.get(key)
-        if client is not None and seen.fdinfo is not None and client.client_id != seen.fdinfo.client_id:
-            self._end(key, now_ns)  # another file in the place of the one that was there
-            client = None
-        if client is not None:
-            client.missed = 0
+    def by_file(self) -> dict[tuple[str, int], tuple[str, int]]:
+        """Keys of clients by (device, open file). A new client may have the place of one that has just ended."""
+        return {(key[0], client.file): key for key, client in self.clients.items()}
+
+    def _see(self, key: tuple[str, int], seen: Seen, paths: Mapping[int, str], now_ns: int) -> None:
         if seen.fdinfo is None or not seen.cgroups:
             return
-        if client is None:
-            client = self.clients[key] = Client(seen.fdinfo.client_id, seen.cgroups[0])
-        elif client.cgroup_id not in seen.cgroups:
+        client = self.clients.setdefault(key, Client(seen.file, seen.cgroups[0]))
+        client.file = seen.file
+        if client.cgroup_id not in seen.cgroups:
             client.cgroup_id = seen.cgroups[0]
         use = self._use(client.cgroup_id, seen.device, paths.get(client.cgroup_id, ""), now_ns)
         client.memory = dict(seen.fdinfo.memory)

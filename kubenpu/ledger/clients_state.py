@@ -40,8 +40,7 @@ def dump_rest(accounts: Accounts) -> dict[str, object]:
     """All but the totals. `dead_since` in their order."""
     return {
         "clients": [
-            [*key, c.client_id, c.cgroup_id, c.engine_ns, c.busy, c.memory, c.missed]
-            for key, c in accounts.clients.items()
+            [*key, c.file, c.cgroup_id, c.engine_ns, c.busy, c.memory, c.missed] for key, c in accounts.clients.items()
         ],
         "clocks": [[*key, c.cycles, c.ns, c.last, c.last_ns, c.slept_ms] for key, c in accounts.clocks.items()],
         "dead_since": [use.dead_since for use in accounts.uses.values()],
@@ -56,8 +55,8 @@ def restore(uses: Iterable[ClientUse], rest: object) -> Accounts:
     for use, dead_since in zip(uses, rest["dead_since"], strict=True):
         totals = Use(use.path, use.first_ns, dead_since, dict(use.engine_ns), use.ended)
         accounts.uses[use.cgroup_id, use.device] = totals
-    for device, file, *values in rest["clients"]:
-        accounts.clients[str(device), int(file)] = Client(*values)
+    for device, client_id, *values in rest["clients"]:
+        accounts.clients[str(device), int(client_id)] = Client(*values)
     for device, engine, *values in rest["clocks"]:
         accounts.clocks[str(device), str(engine)] = Clock(*values)
     return accounts

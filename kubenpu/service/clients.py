@@ -168,7 +168,7 @@ class Look:
     thousand times hides nobody else; files that are accounts' clients already are always looked at."""
 
     def __init__(self, proc: Path, nodes: dict[tuple[int, int], Device], accounts: Accounts) -> None:
-        self._proc, self._nodes, self._accounts = proc, nodes, accounts
+        self._proc, self._nodes, self._known = proc, nodes, accounts.by_file()
         self._files: dict[FileKey, list[Holder]] = {}
         self._per_cgroup = Counter(client.cgroup_id for client in accounts.clients.values())
         self._sleep = {device.address: read_sleep(device) for device in nodes.values()}
@@ -188,7 +188,7 @@ class Look:
                 sharing.append(holder)
 
     def _has_room(self, key: FileKey, cgroup_id: int) -> bool:
-        if key in self._accounts.clients:
+        if key in self._known:
             return True
         room = self._per_cgroup[cgroup_id] < MAX_CLIENTS_OF_CGROUP and self._per_cgroup.total() < MAX_CLIENTS
         self._per_cgroup[cgroup_id] += room

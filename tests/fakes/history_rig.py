@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.report import read_usage
-from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Total, Values
-from kubenpu.history.told import Told
+from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Told, Total, Values
 from kubenpu.history.upkeep import Bounds
 from kubenpu.model.usage import Part, UsageRow
 
@@ -58,6 +57,7 @@ class Rig:
     )
     told: dict[tuple[Names, str], Told] = field(default_factory=dict)
     told_devices: dict[str, Told] = field(default_factory=dict)
+    told_departed: dict[str, int] = field(default_factory=dict)
     told_generation: int = 0
     timed: frozenset[str] = frozenset({GPU})
     held: frozenset[tuple[Names, str]] = frozenset()
@@ -104,6 +104,7 @@ class Rig:
             labels={names: dict(labels) for names, labels in self.labels.items()},
             told=dict(self.told),
             told_devices=dict(self.told_devices),
+            told_departed=dict(self.told_departed),
             told_generation=self.told_generation,
             timed=self.timed,
         )

@@ -97,8 +97,17 @@ def test_a_file_on_its_way_through_a_socket_does_not_count_twice() -> None:
 def test_another_client_in_the_same_place_begins_at_zero() -> None:
     accounts = Accounts()
     look(accounts, seen(7, used(1, 100)))
-    look(accounts, seen(7, used(2, 30)))
-    assert (render(accounts, 1), accounts.uses[1, GPU].ended) == (130, 1)
+    look(accounts, seen(7, used(2, 30)), times=LOOKS_REMEMBERED + 1)
+    assert (render(accounts, 1), accounts.uses[1, GPU].ended, len(accounts.clients)) == (130, 1, 1)
+
+
+def test_descriptors_swapped_between_list_and_reading_charge_nobody_twice() -> None:
+    accounts = Accounts()
+    look(accounts, seen(7, used(1, 100)), seen(8, used(2, 10)))
+    look(accounts, seen(7, used(2, 11)), seen(8, used(1, 102)))
+    look(accounts, seen(7, used(1, 103)), seen(8, used(1, 104)))
+    look(accounts, seen(7, used(1, 105)), seen(8, used(2, 12)))
+    assert (render(accounts, 1), accounts.uses[1, GPU].ended) == (105 + 12, 0)
 
 
 def test_the_same_number_on_another_device_is_another_client() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kubenpu.history.growth import FORGET_MS
 from kubenpu.history.schema import MIGRATIONS, open_for_writing
-from kubenpu.history.snapshot import read_snapshot
-from kubenpu.history.told import FORGET_MS, Told
+from kubenpu.history.snapshot import Told, read_snapshot
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.usage import BY_ALLOCATION_MS, BY_DEVICE_TIME_MS, DEVICE_NS, MEMORY_KIB_S, SHARE_MS, UNWATCHED_MS
 from kubenpu.model.view import ClientTotals, ClientUsage
@@ -29,8 +29,10 @@ def rig(tmp_path: Path) -> Rig:
     return made
 
 
-def tell(rig: Rig, web: int | None, job: int | None = None, nobody: int = 0, web_first: int = 1) -> None:
-    """Seconds of each so far; None: it has no series (any more)."""
+def tell(
+    rig: Rig, web: int | None, job: int | None = None, *, nobody: int = 0, web_first: int = 1, departed: int = 0
+) -> None:
+    """Seconds of each so far; None: it has no series (any more). Of `nobody` are the `departed`, whose series ended."""
     rig.told = {}
     if web is not None:
         rig.told[WEB, GPU] = Told(web * S, GIB, web_first)
@@ -38,6 +40,7 @@ def tell(rig: Rig, web: int | None, job: int | None = None, nobody: int = 0, web
         rig.told[JOB, GPU] = Told(job * S, 0, 2)
     total = (web or 0) + (job or 0) + nobody
     rig.told_devices[GPU] = Told(total * S, 3 * GIB, 0)
+    rig.told_departed[GPU] = departed * S
 
 
 def seconds(rig: Rig) -> dict[str, float]:
@@ -100,11 +103,19 @@ def test_what_has_no_name_is_the_rest(rig: Rig) -> None:
 def test_a_series_that_ended_stays_charged_and_the_next_one_is_new(rig: Rig) -> None:
     tell(rig, 10)
     rig.step()
-    tell(rig, None, nobody=10)
+    tell(rig, None, nobody=10, departed=10)
     rig.step()
-    tell(rig, 4, nobody=10, web_first=9)
+    tell(rig, 4, nobody=10, departed=10, web_first=9)
     rig.step()
     assert seconds(rig) == {"device": 14, "web-0": 14}
+
+
+def test_a_series_whose_older_part_ended_stays_charged(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    tell(rig, 5, nobody=6, departed=6, web_first=9)
+    rig.step()
+    assert seconds(rig) == {"device": 11, "web-0": 11}
 
 
 def test_a_name_that_was_lost_is_not_charged_again(rig: Rig) -> None:
@@ -117,12 +128,24 @@ def test_a_name_that_was_lost_is_not_charged_again(rig: Rig) -> None:
     assert seconds(rig) == {"device": 15, "web-0": 15}
 
 
+@pytest.mark.parametrize("web_first", [1, 9], ids=["its newer part", "its older part"])
+def test_a_name_that_was_lost_in_part_is_not_charged_again(rig: Rig, web_first: int) -> None:
+    tell(rig, 10)
+    rig.step()
+    tell(rig, 4, nobody=7, web_first=web_first)
+    rig.step()
+    tell(rig, 15)
+    rig.step()
+    assert seconds(rig) == {"device": 15, "web-0": 15}
+
+
 def test_a_name_is_forgotten_after_a_day(rig: Rig) -> None:
     tell(rig, 10)
     rig.step()
     tell(rig, None, nobody=10)
+    rig.step()
     rig.step(FORGET_MS + MINUTE_MS)
-    assert rig.query("SELECT workload FROM told") == [(0,)]
+    assert rig.query("SELECT workload FROM told WHERE first_ns") == []
 
 
 def test_a_new_boot_begins_at_nothing(rig: Rig) -> None:
@@ -165,6 +188,16 @@ def test_while_nobody_looks_nothing_is_stored_and_later_all(rig: Rig) -> None:
     tell(rig, 16)
     rig.step()
     assert seconds(rig) == {"device": 16, "web-0": 16}
+
+
+def test_where_nobody_looked_nothing_is_known(rig: Rig) -> None:
+    tell(rig, 10)
+    rig.step()
+    end_ms = rig.wall_ms
+    rig.told_generation, rig.told, rig.told_devices = 0, {}, {}
+    rig.step()
+    assert all(DEVICE_NS in row.amounts for row in rig.rows(until_ms=end_ms) if row.device == GPU)
+    assert not any({DEVICE_NS, MEMORY_KIB_S} & row.amounts.keys() for row in rig.rows(since_ms=end_ms))
 
 
 def test_memory_by_the_hour(rig: Rig) -> None:
@@ -223,4 +256,4 @@ def test_of_a_view() -> None:
     assert snapshot.told == {(names, IGPU): Told(13, 4096, 20)}
     assert snapshot.told_devices == {IGPU: Told(201, 4097, 0)}
     assert snapshot.told_generation == 9
-    assert {DEVICE_NS, MEMORY_KIB_S} <= snapshot.measured[IGPU]
+    assert snapshot.told_departed == {IGPU: 201 - 113}

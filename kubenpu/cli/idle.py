@@ -2,7 +2,7 @@
 """`kubenpuctl pods --idle`: where what the kubelet has given and what was used differ, from the running daemon.
 
 Devices that a container holds without a call to them, and those that it uses without having been given them. Who makes
-no call is idle only where the driver shows submissions. What of an allocation is not known is told and not judged.
+no call is idle only where the driver shows all submissions. What of an allocation is not known is told and not judged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from kubenpu.cli.bus import Feed
 from kubenpu.cli.output import is_wide, print_json, print_note, print_table
 from kubenpu.cli.workloads import find_notes
+from kubenpu.devices.tables import load_heads
+from kubenpu.model.device import Visibility
 
 if TYPE_CHECKING:
     from kubenpu.exporters.dbus_client import CounterRow, DeviceRow
@@ -64,7 +66,8 @@ def _minutes(argument: str) -> int:
 def run_idle(args: argparse.Namespace) -> int:
     with Feed(args) as feed:
         sample, allocations = feed.read(), feed.read_allocations()
-    found = [*find_idle(allocations, sample.devices, sample.unix_s, args.idle), *find_not_allocated(sample.rows)]
+    shown = _showing_all(sample.devices)
+    found = [*find_idle(allocations, shown, sample.unix_s, args.idle), *find_not_allocated(sample.rows)]
     found.sort(key=lambda each: (_cells(each)[:4], each.state))
     judged = [each for each in found if each.state != UNKNOWN]
     if args.json:
@@ -78,10 +81,20 @@ def run_idle(args: argparse.Namespace) -> int:
     return 0
 
 
+def _showing_all(devices: Iterable[DeviceRow]) -> Iterator[str]:
+    """Addresses of those to which no work goes without a call."""
+    tables = load_heads()
+    for each in devices:
+        table = tables.by_name(each.vendor)
+        if each.counts is not None and table and table.visibility["submit"] is Visibility.ALWAYS:
+            yield each.address
+
+
 def find_idle(
-    allocations: Iterable[Allocation], devices: Iterable[DeviceRow], unix_s: float, minutes: int
+    allocations: Iterable[Allocation], devices: Iterable[str], unix_s: float, minutes: int
 ) -> Iterator[Mismatch]:
-    shown = {each.address for each in devices if each.counts is not None and "submit" in each.counts.calls}
+    """`devices`: those of which somebody who made no call is idle."""
+    shown = frozenset(devices)
     for each in allocations:
         idle = None if each.idle_since is None else max(0, int(unix_s - each.idle_since) // 60)
         if idle is None or idle >= minutes:

@@ -62,10 +62,11 @@ def test_minutes_that_are_none(minutes: str) -> None:
     assert stopped.value.code == 2
 
 
-def test_a_driver_that_shows_no_submissions_proves_nobody_idle(
-    client: FakeClient, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("vendor", ["amdgpu", "nvidia", "somebody's", None])
+def test_a_driver_that_does_not_show_all_submissions_proves_nobody_idle(
+    client: FakeClient, vendor: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.device_rows = [device(counts(None))]
+    client.device_rows = [replace(device(counts(5)), vendor=vendor)]
     client.items *= 2
     assert main(["pods", "--idle", "--json"]) == 0
     assert [each["state"] for each in json.loads(capsys.readouterr().out)] == ["not known", "no calls", "not allocated"]

@@ -236,11 +236,11 @@ def parse_counter(row: Mapping[str, Any]) -> CounterRow:
 
 def parse_allocation(row: Mapping[str, Any]) -> Allocation:
     return Allocation(
-        row["Namespace"],
-        row["Pod"],
-        row["Container"],
-        row["Resource"],
-        row["DeviceId"],
+        row.get("Namespace", ""),
+        row.get("Pod", ""),
+        row.get("Container", ""),
+        row.get("Resource", ""),
+        row.get("DeviceId", ""),
         row.get("Claim", ""),
         row.get("Device"),
         row.get("PodUid", ""),

@@ -163,12 +163,13 @@ def _sum(amounts: Amounts) -> int | None:
 
 
 def _held(view: View, devices: Container[str], workloads: Container[tuple[Names, str]]) -> Iterator[tuple[Names, str]]:
-    """Of a pod that is known as a whole only, whichever container it was given to."""
+    """Where a pod is known as a whole and this container is not, the pod has what the container was given."""
     for each in view.allocations.all if view.allocations is not None else ():
         if each.device is not None and each.device in devices:
             names = (OwnerKind.POD.value, each.namespace, each.pod, each.container, each.pod_uid, "")
             whole = (*names[:3], "", *names[4:])
-            yield whole if (whole, each.device) in workloads else names, each.device
+            here = (names, each.device) in workloads or (whole, each.device) not in workloads
+            yield names if here else whole, each.device
 
 
 def _names(owner: Owner) -> Names:

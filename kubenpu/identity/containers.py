@@ -22,8 +22,8 @@ from kubenpu.model.files import read_regular_file
 from kubenpu.model.identity import HostKind, PathIdentity, PathKind
 
 REMEMBERED = 1024
-NAMES_MAX = 4096
 MAX_STATE_BYTES = 4 << 20  # podman has all containers that there are in one file
+NAMES_MAX = 4096
 """How many names of nerdctl are looked at for one id."""
 
 _DOCKER_DATA = ("/var/lib/docker", "/var/snap/docker/common/var-lib-docker")
@@ -59,7 +59,8 @@ class Containers:
     def find(self, claim: PathIdentity) -> PlainContainer | None:
         """The container that the work at a path is accounted to, None when that is no container or nobody's.
 
-        A container below a user's manager, a service or another container is theirs, whatever it calls itself.
+        A container below a user's manager, a service or another container is theirs, whatever it calls itself. Raises
+        SourceError when it is not found and some state could not be read: it may have been written at that moment.
         """
         container_id = claim.container_id
         if claim.host_kind is not HostKind.CONTAINER or claim.kind is not PathKind.PLAIN_CONTAINER or not container_id:
@@ -67,16 +68,18 @@ class Containers:
         known = self._known.get(container_id)
         if known is not None:
             return known
-        self.trouble = ""
+        self.trouble, trouble = "", None
         for engine in _ENGINES:
             if claim.runtime in (engine.runtime, None):
                 try:
                     found = engine.find(self._root, container_id)
                 except SourceError as error:
-                    self.trouble = str(error)
+                    self.trouble, trouble = str(error), error
                     continue
                 if found is not None and found[0]:
                     return self._remember(container_id, engine.name, *found)
+        if trouble is not None:
+            raise trouble
         return None
 
     def _remember(self, container_id: str, engine: str, name: str, image: str) -> PlainContainer:
@@ -160,7 +163,7 @@ def _setting(root: Path, files: Sequence[str], *keys: str) -> str:
             continue  # the engine does not run with it either, or has it elsewhere
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, str):
+        if isinstance(found, str) and found.isprintable():  # else no name of a place
             return found
     return ""
 

@@ -13,14 +13,14 @@ NAMESPACE_MAX = 63
 POD_MAX = 253
 CONTAINER_MAX = 63
 UNIT_MAX = 255
-LABEL_MAX = 63
+LABEL_MAX = 253
 IMAGE_MAX = 255
 
 
 def clean_name(text: str, limit: int) -> str:
     """The first `limit` characters of the name, each that is not printable as an escape.
 
-    The limits are those of Kubernetes for names (253), namespaces, containers and values of labels (63), and of the
-    kernel for cgroups (255).
+    The limits are those of Kubernetes for names (253), namespaces and containers (63), and of the kernel for cgroups
+    (255). A value of a label has at most 63 characters, one of an annotation any number.
     """
     return printable(text[:limit])

@@ -12,9 +12,11 @@ How sure an answer is:
   io.kubernetes.pod.uid is the UID in the path. `container` is "" when the work is the pod's as a whole: the sandbox,
   gVisor, Kata, or a container that was removed before the first question while its pod was still known.
 * HOST: the path is outside pods; `unit` is as kubenpu.identity.cgroup.parse_path says, cleaned, or the name of the
-  plain container if its engine's state has it. That state is there before the container runs, so it is asked once.
-* UNKNOWN: nobody confirmed it. Not final while a runtime does not answer, or until all have denied it for
-  GIVE_UP_S. CRI-O denies a container that it is still creating, so one denial means little.
+  plain container if its engine's state has it. That state is there before the container runs, so it is asked once;
+  again, not being final, when some of it could not be read.
+* UNKNOWN: nobody confirmed it. Not final while a runtime does not answer, or until all have denied it for GIVE_UP_S, or
+  one has contradicted the path and no other confirmed it for as long. CRI-O denies a container that it is still
+  creating, so one denial means little.
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ class Resolver:
         """
         claim = parse_path(path)
         if not _worth_asking(claim):
-            return self._host(claim, explain(claim))
+            return self._host(claim, explain(claim), attempt)
         above = maker(path, self._nested_node)
         if above is not None:
-            return self._host(above, "who works above the first pod segment can give cgroups any name")
+            return self._host(above, "who works above the first pod segment can give cgroups any name", attempt)
         return self._ask(claim, attempt, self._clock() + deadline_s)
 
     def resolve_many(self, attempts: Mapping[str, int], deadline_s: float) -> dict[str, Resolution]:
@@ -106,7 +108,7 @@ class Resolver:
         pod = self._pods.get(uid_key(claim.pod_uid or ""))
         if pod is not None and claim.container_id is None:
             return _whole_pod(pod, f"{explain(claim)}; the pod was confirmed earlier")
-        silent: list[str] = []
+        silent, refused = [], ""
         runtimes = self._runtimes()
         for runtime in runtimes:
             try:
@@ -114,16 +116,20 @@ class Resolver:
             except SourceError as error:
                 silent.append(error.cause)
                 continue
-            if confirmed is not None:
+            if confirmed is not None and confirmed.owner.kind is OwnerKind.POD:
                 return confirmed
+            refused = refused or (confirmed.reason if confirmed else "")
         if not runtimes:
             return _unknown(claim, "no container runtime socket was found", final=False)
         if silent:
             return _unknown(claim, "; ".join(silent), final=False)
+        if refused:
+            return _unknown(claim, refused, final=attempt >= len(RETRY_S))
         return self._denied(claim, attempt, ", ".join(runtime.name for runtime in runtimes))
 
     def _confirm(self, runtime: Runtime, claim: PathIdentity, end: float) -> Resolution | None:
-        """What one runtime makes of the claim, None when it knows neither the container nor the sandbox."""
+        """What one runtime makes of the claim: a pod, nobody's because it contradicts the path, or None when it knows
+        neither the container nor the sandbox."""
         if claim.container_id is not None and claim.kind is not PathKind.POD_SANDBOX_LEVEL:
             container = runtime.container(claim.container_id, self._left_s(end))
             if container is not None:
@@ -148,7 +154,9 @@ class Resolver:
 
     def _accept_container(self, claim: PathIdentity, container: ContainerInfo, runtime: str) -> Resolution:
         if not _same_pod(claim, container.pod_uid):
-            return _unknown(claim, f"{runtime} knows the container, but as another pod's than the path says", True)
+            return _unknown(claim, f"{runtime} knows the container, but as another pod's than the path says", False)
+        if not (container.namespace and container.pod):
+            return _unknown(claim, f"{runtime} knows the container, but no name of its pod", False)
         self._remember(SandboxInfo("", container.namespace, container.pod, container.pod_uid))
         owner = Owner(
             OwnerKind.POD,
@@ -163,7 +171,7 @@ class Resolver:
 
     def _accept_sandbox(self, claim: PathIdentity, sandbox: SandboxInfo, runtime: str) -> Resolution:
         if not _same_pod(claim, sandbox.pod_uid):
-            return _unknown(claim, f"{runtime} knows the sandbox, but as another pod's than the path says", True)
+            return _unknown(claim, f"{runtime} knows the sandbox, but as another pod's than the path says", False)
         self._remember(sandbox)
         return _whole_pod(sandbox, f"sandbox of the pod, confirmed by {runtime}: work of the pod as a whole")
 
@@ -175,11 +183,15 @@ class Resolver:
         if pod is not None:
             return _whole_pod(pod, f"container gone before {asked} was asked about it; its pod was confirmed")
         if claim.pod_uid is None:
-            return self._host(claim, f"{explain(claim)}; container not known to {asked}")
+            return self._host(claim, f"{explain(claim)}; container not known to {asked}", attempt)
         return _unknown(claim, f"not known to {asked} for {GIVE_UP_S:.0f} s", final=True)
 
-    def _host(self, claim: PathIdentity, reason: str) -> Resolution:
-        found = self._find_container(claim)
+    def _host(self, claim: PathIdentity, reason: str, attempt: int) -> Resolution:
+        found, final = None, True
+        try:
+            found = self._find_container(claim)
+        except SourceError as error:
+            reason, final = f"{reason}; {error.cause}", attempt >= len(RETRY_S)
         owner = Owner(
             OwnerKind.HOST,
             unit=found.unit if found else clean_name(claim.unit or CONMON_UNIT, UNIT_MAX),
@@ -187,7 +199,7 @@ class Resolver:
             host_kind=claim.host_kind or HostKind.OTHER,
             image=found.image if found else "",
         )
-        return Resolution(owner, True, reason)
+        return Resolution(owner, final, reason)
 
     def _remember(self, sandbox: SandboxInfo) -> None:
         """A UID is never given to a second pod, so what is remembered cannot become wrong; the oldest go."""

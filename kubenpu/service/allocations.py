@@ -53,6 +53,7 @@ class Kubelet:
         self._client = PodResources(socket, ASK_SECONDS)
         self._answered = 0.0
         self._uses: dict[Place, _Use] = {}
+        self._uids: Mapping[Pod, str] = {}
 
     def ask(self, view: Callable[[], View]) -> None:
         """Raises SourceError when there is no answer."""
@@ -71,17 +72,23 @@ class Kubelet:
         self._client.close()
 
     def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str]:
-        """Those that use a device are known by now, of the others the runtimes are asked."""
+        """Those that use a device are known by now, of the others the runtimes are asked. While they do not answer, a
+        pod is who it was."""
         alive = (each.owner for each in usage if each.alive and each.owner.kind is OwnerKind.POD)
-        uids = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
+        using = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
         end = time.monotonic() + ASK_SECONDS
+        uids: dict[Pod, str] = {}
         for pod in dict.fromkeys((each.namespace, each.pod) for each in claimed):
-            if pod not in uids:
-                uids[pod] = self._ask_uid(pod, end)
+            known = using[pod] if pod in using else self._ask_uid(pod, end)
+            uids[pod] = self._uids.get(pod, "") if known is None else known
+        self._uids = uids
         return uids
 
-    def _ask_uid(self, pod: Pod, end: float) -> str:
-        for runtime in self._runtimes():
+    def _ask_uid(self, pod: Pod, end: float) -> str | None:
+        """ "" when every runtime says that it has no such pod, None when that is not known."""
+        answered = 0
+        runtimes = self._runtimes()
+        for runtime in runtimes:
             left_s = end - time.monotonic()
             if left_s <= 0:
                 break
@@ -91,7 +98,8 @@ class Kubelet:
                 continue  # it is a source of its own, and says so there
             if uid:
                 return uid
-        return ""
+            answered += 1
+        return "" if runtimes and answered == len(runtimes) else None
 
     def _join(
         self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str]

@@ -29,6 +29,7 @@ from kubenpu.exporters.dbus_connection import (
 )
 from kubenpu.exporters.dbus_next_parts import Message, MessageType, Variant
 from kubenpu.exporters.dbus_objects import announce_all, plan_signals
+from kubenpu.model.allocation import Allocation, Allocations
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import HookStatus
 from kubenpu.model.view import Usage, View
@@ -157,6 +158,13 @@ def test_allocations() -> None:
     rows = ask("ListAllocations", view=ALLOCATED)[0]
     assert [parse_allocation(row) for row in rows] == list(ALLOCATIONS.all)
     assert {"Device", "IdleSince", "PodUid"}.isdisjoint(rows[1])
+
+
+def test_an_allocation_without_names() -> None:
+    """The kubelet's answer is passed on as it is, and an empty text is left out of a row."""
+    nameless = Allocation("", "", "", "", "", "", None, "", None)
+    (row,) = ask("ListAllocations", view=replace(ALLOCATED, allocations=Allocations((nameless,), {})))[0]
+    assert parse_allocation(row) == nameless
 
 
 def test_counters_say_whether_the_device_was_given() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from kubenpu.identity.cgroup import parse_path
 from kubenpu.identity.containers import MAX_STATE_BYTES, Containers, PlainContainer
+from kubenpu.model.errors import SourceError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "containers"
 DOCKER, PODMAN = (FIXTURES / "docker-20.10.json").read_text(), (FIXTURES / "podman-4.3.json").read_text()
@@ -35,7 +37,10 @@ def write_docker(root: Path, text: str = DOCKER, data: str = DOCKER_DATA) -> Pat
 
 
 def find(root: Path, path: str) -> PlainContainer | None:
-    return Containers(root).find(parse_path(path))
+    try:
+        return Containers(root).find(parse_path(path))
+    except SourceError:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,8 @@ def test_trouble_is_told_and_ends(tmp_path: Path) -> None:
     assert containers.trouble is None
     assert containers.find(parse_path("/system.slice/ssh.service")) is None
     assert containers.trouble is None
-    assert containers.find(parse_path(f"/docker/{DOCKER_ID}")) is None
+    with pytest.raises(SourceError, match=re.escape(str(file))):
+        containers.find(parse_path(f"/docker/{DOCKER_ID}"))
     assert str(file) in (containers.trouble or "")
     assert containers.find(parse_path(f"/docker/{A}")) is None
     assert containers.trouble == ""
@@ -186,9 +192,15 @@ def test_state_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("kubenpu.identity.containers.read_regular_file", refuse)
-    containers = Containers(tmp_path)
-    assert containers.find(parse_path(f"/docker/{DOCKER_ID}")) is None
-    assert "Permission denied" in (containers.trouble or "")
+    with pytest.raises(SourceError, match="Permission denied"):
+        Containers(tmp_path).find(parse_path(f"/docker/{DOCKER_ID}"))
+
+
+@pytest.mark.parametrize("data", ["/a\\u0000b", "/\\ud800"])
+def test_settings_that_name_no_place_are_none(tmp_path: Path, data: str) -> None:
+    write_docker(tmp_path)
+    write(tmp_path, "etc/docker/daemon.json", f'{{"data-root": "{data}"}}')
+    assert find(tmp_path, f"/docker/{DOCKER_ID}") == TRAIN
 
 
 @pytest.mark.parametrize(
@@ -223,7 +235,6 @@ def test_any_document_is_an_answer_or_trouble(tmp_path_factory: pytest.TempPathF
     root = tmp_path_factory.getbasetemp() / "any"
     write(root, f"{PODMAN_DATA}/overlay-containers/containers.json", json.dumps(document))
     write(root, f"{DOCKER_DATA}/containers/{PODMAN_ID}/config.v2.json", json.dumps(document))
-    containers = Containers(root)
     for path in (f"/docker/{PODMAN_ID}", f"/libpod_parent/libpod-{PODMAN_ID}"):
-        found = containers.find(parse_path(path))
+        found = find(root, path)
         assert found is None or found.unit.isprintable()

@@ -169,10 +169,23 @@ def test_nested_node_has_its_pods_below_a_container() -> None:
     assert nested.resolve("/user.slice/user-9.slice/user@9.service" + PATH).owner.kind is OwnerKind.HOST
 
 
-def test_right_container_in_the_wrong_pod_is_refused_for_good() -> None:
-    answer = resolver(FakeRuntime()).resolve(f"{SLICE}/cri-containerd-{B}.scope")
-    assert (answer.owner.kind, answer.final) == (OwnerKind.UNKNOWN, True)
+@pytest.mark.parametrize(("attempt", "final"), [(0, False), (LAST, True)])
+def test_right_container_in_the_wrong_pod_is_nobodys(attempt: int, final: bool) -> None:
+    """Also when the pod of the path is known: who made that path does not become a part of it."""
+    one = resolver(FakeRuntime())
+    assert one.resolve(PATH).owner == TRAIN
+    answer = one.resolve(f"{SLICE}/cri-containerd-{B}.scope", attempt)
+    assert (answer.owner.kind, answer.final) == (OwnerKind.UNKNOWN, final)
     assert "another pod" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "info", [("worker", "ml", "train-0", UID_B), ("worker", "", "", UID), ("worker", "ml", "", UID)]
+)
+def test_a_runtime_that_errs_hides_no_other(info: tuple[str, str, str, str]) -> None:
+    wrong = FakeRuntime("/run/wrong.sock", containers={A: ContainerInfo(A, *info)})
+    assert resolver(wrong, FakeRuntime()).resolve(PATH).owner == TRAIN
+    assert resolver(wrong).resolve(PATH, LAST).owner.kind is OwnerKind.UNKNOWN
 
 
 @pytest.mark.parametrize("pod_uid", ["", UID_B])

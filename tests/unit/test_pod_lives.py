@@ -232,3 +232,14 @@ def test_a_pod_that_is_known_as_a_whole_holds_what_its_containers_were_given(nod
     assert snapshot is not None
     assert snapshot.held == snapshot.workloads.keys()
     assert [names[3] for names, _ in snapshot.held] == [""]
+
+
+def test_a_container_holds_what_it_was_given_beside_one_that_is_known_as_the_pod(node: Node) -> None:
+    """A container that was gone when it was asked about is the pod as a whole, and takes nothing from the others."""
+    node.pod()
+    node.run(900, "", 5)
+    node.run(901, "main", 5)
+    node.allocations = Allocations((Allocation("shop", "web-0", "main", "r", "x", "", GPU, UID, None),), {})
+    snapshot = read_snapshot(node.view(), 0, visibility)
+    assert snapshot is not None
+    assert [names[3] for names, _ in snapshot.held] == ["main"]

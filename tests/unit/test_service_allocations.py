@@ -114,11 +114,23 @@ def test_who_uses_a_device_is_not_asked_about_and_others_are_each_time(bench: Be
     assert bench.runtime.asked == []
     bench.usage = [used(3, alive=False)]
     bench.runtime.silent = True
-    assert [each.pod_uid for each in bench.ask()] == [""]
+    assert [each.pod_uid for each in bench.ask()] == ["u1"]
     bench.runtime.silent = False
     bench.runtime.uids["ml", "train-0"] = "u2"
     assert [each.pod_uid for each in bench.ask()] == ["u2"]
     assert len(bench.runtime.asked) == 2
+
+
+def test_a_pod_is_who_it_was_while_no_runtime_answers(bench: Bench) -> None:
+    """What it holds is charged to the same workload all the time. An answer that there is none is an answer."""
+    bench.runtime.uids["ml", "train-0"] = "u1"
+    bench.ask()
+    bench.runtime.silent = True
+    assert [each.pod_uid for each in bench.ask()] == ["u1"]
+    bench.runtime.silent, bench.runtime.uids = False, {}
+    assert [each.pod_uid for each in bench.ask()] == [""]
+    bench.runtime.silent = True
+    assert [each.pod_uid for each in bench.ask()] == [""]
 
 
 # ---- idle ----

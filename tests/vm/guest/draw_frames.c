@@ -6,8 +6,8 @@
  * Each frame is a triangle over the whole picture in a colour of its own; the last one is read back and looked at.
  * It prints `ready`, begins when GATE (a FIFO, say) opens, prints `done`, and holds on with the node open until SIGTERM.
  * It ends without giving anything back: Mesa closes the node first and its buffers after that, with calls that reach no
- * driver. Status 1 and a message when something is refused, when the picture is wrong, or when it is not virgl that
- * would draw but Mesa itself, without the device.
+ * driver. Status 1 and a message in the place of these lines when something is refused, when the picture is wrong,
+ * or when it is not virgl that would draw but Mesa itself, without the device.
  */
 #include <EGL/egl.h>
 #include <EGL/eglext.h>
@@ -120,6 +120,7 @@ int main(int argc, char **argv)
 	sigset_t end;
 	int node, signal;
 
+	dup2(STDOUT_FILENO, STDERR_FILENO);
 	if (argc != 4)
 		errx(2, "NODE FRAMES GATE");
 	sigemptyset(&end);

@@ -40,6 +40,7 @@ def gate(tmp_path: Path) -> Path:
     return fifo
 
 
+@pytest.mark.deadline(300)
 def test_pods_and_a_unit_that_draw_at_once(runtime: Runtime, virtio: DrmDevice, gate: Path) -> None:
     """Every call of each by its kind; and the device's total, which is counted apart, is what all made together."""
     before = _device_total(virtio)

@@ -34,6 +34,7 @@ PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio
 	python3-sdnotify rpm rpmlint
 PACKAGES_test := cpio e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
 PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-system-arm
+PACKAGES_gl := libegl1 libgl1-mesa-dri libglx-mesa0 libvirglrenderer1 qemu-system-gui xauth xvfb
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
 PREFIX := /usr
@@ -48,7 +49,7 @@ MAN_PYTHON ?= $(firstword $(wildcard $(PY)) $(PYTHON))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help deps venv build bpf proto sim man completion deb rpm check format test test-packages test-bpf test-integration test-vm test-vm-arm64 bench run install clean bpffs
+.PHONY: help deps venv build bpf proto sim man completion deb rpm check format test test-packages test-bpf test-integration test-vm test-vm-arm64 test-vm-gl bench run install clean bpffs
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -171,6 +172,9 @@ test-vm: deps venv build  ## real pods on real kernels, in emulated guests (root
 
 test-vm-arm64: deps build/deps-arm64 venv build  ## the hooks on arm64 kernels, in emulated guests; not part of `make test`
 	KUBENPU_VM_GUESTS=trixie-arm64,bookworm-arm64 $(PY) -m pytest tests/vm
+
+test-vm-gl: deps build/deps-gl venv build  ## programs that draw through Mesa, in an emulated guest; not part of `make test`
+	KUBENPU_VM_GUESTS=trixie-gl $(PY) -m pytest tests/vm
 
 bench: build/deps-check build/deps-build venv build $(BENCH_OBJECT) bpffs  ## what a counted call costs, against other designs (root)
 	$(PY) -m tests.bench

@@ -9,7 +9,7 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "guests(*names): the guests a case is for; without it, all of this machine")
+    config.addinivalue_line("markers", "guests(*names): the guests a case is for; without it, the ordinary ones")
     config.addinivalue_line("markers", "every_machine: in the guests of other machines, too")
     config.addinivalue_line("markers", "after_reboot: the guest boots once more before it, with its disk as it was")
     config.addinivalue_line("markers", "deadline(seconds): how long a case may take in a guest; 180 without it")

@@ -2,7 +2,7 @@
 """pytest plugin on the host: every case below cases/ becomes one item per guest; each guest boots once for all of its.
 
 `pytest tests/vm` runs all; `-k`, node ids and -x work as usual; KUBENPU_VM_GUESTS=trixie,bookworm chooses guests, and
-those of another machine run only when they are chosen.
+those of another machine or with a GPU that draws run only when they are chosen.
 A guest gets exactly the selected cases, and two run at a time; an item passes when the guest said so. A guest that has
 cases marked after_reboot boots once more for them, when it is through with the others.
 A case that is skipped inside a guest, or about which the guest said nothing, has failed; so has the whole run when a
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm import image
+from tests.vm import display, image
 from tests.vm.run import CaseResult, GuestRun
 
 CASES = Path(__file__).with_name("cases")
@@ -53,16 +53,21 @@ RUNS = pytest.StashKey[dict[str, GuestRun]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[RUNS] = {}
-    ours = [recipe.name for recipe in image.read_recipes().values() if recipe.machine == image.MACHINE]
-    names = [name for name in os.environ.get("KUBENPU_VM_GUESTS", "").split(",") if name] or ours
+    names = [name for name in os.environ.get("KUBENPU_VM_GUESTS", "").split(",") if name] or _ordinary()
     cases = [item for item in items if CASES in item.path.parents]
     others = [item for item in items if CASES not in item.path.parents]
     items[:] = others + [_in_guest(case, name) for name in names for case in cases if name in _guests_of(case, names)]
 
 
+def _ordinary() -> list[str]:
+    """Guests of this machine with nothing special to their hardware: they have every case that does not say more."""
+    ours = [recipe.name for recipe in image.read_recipes().values() if recipe.machine == image.MACHINE]
+    return [name for name in ours if name not in display.GUESTS]
+
+
 def _guests_of(case: pytest.Item, names: Sequence[str]) -> Sequence[str]:
     marker, recipes = case.get_closest_marker("guests"), image.read_recipes()
-    mine = marker.args if marker else [name for name in names if recipes[name].machine == image.MACHINE]
+    mine = marker.args if marker else _ordinary()
     others = [name for name in names if recipes[name].machine != image.MACHINE]
     return [*mine, *others] if case.get_closest_marker("every_machine") else mine
 

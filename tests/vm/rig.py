@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from tests.vm import image, stage
+from tests.vm import display, image, stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ class Machine:
         self._began = time.time()
         # QEMU's input stays open to the end: the guest's writes would block if it saw the other side close.
         words = _qemu(guest, share, job)
-        self._qemu = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, bufsize=0)
+        self._display = display.XServer() if guest.name in display.GUESTS else None
+        environment = os.environ | (self._display.environment if self._display else {})
+        self._qemu = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, bufsize=0, env=environment)
 
     def __enter__(self) -> Self:
         return self
@@ -138,6 +140,8 @@ class Machine:
         self._qemu.kill()
         self._qemu.wait()
         self.stdin.close()
+        if self._display:
+            self._display.close()
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -184,13 +188,14 @@ def _forward_stdin(sink: IO[bytes]) -> None:
 
 def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
     hardware = HARDWARE[guest.machine]
+    draws = guest.name in display.GUESTS
     options = {
         "machine": hardware.board,
         "accel": "tcg,thread=multi",
         "cpu": hardware.cpu,
         "smp": "2",
         "m": "3072",
-        "display": "none",
+        "display": "sdl,gl=on" if draws else "none",
         "vga": "none",
         "monitor": "none",
         "serial": f"file:{share}/serial.log",
@@ -202,7 +207,7 @@ def _qemu(guest: image.Image, share: Path, job: Job) -> list[str]:
     repeated = [
         ("drive", f"file={guest.root},format=raw,if=virtio,snapshot=on"),
         ("drive", f"file={job.payload},format=raw,if=virtio,readonly=on"),
-        ("device", "virtio-gpu-pci,addr=2"),
+        ("device", f"virtio-gpu{'-gl' if draws else ''}-pci,addr=2"),
         *(("device", f"pci-testdev,addr={slot}") for slot in SPARE_PCI_SLOTS),
         ("device", "virtio-9p-pci,fsdev=share,mount_tag=share"),
         ("device", "virtio-rng-pci"),

@@ -156,9 +156,11 @@ class Pod:
         devices: Sequence[str] = (),
         command: Sequence[str] = ("/bin/workload",),
         mounts: Sequence[tuple[Path, str]] = (),
+        shared: Sequence[str] = (),
         subgroup: str = "",
     ) -> Container:
-        """Create and start a container. `devices` keep their paths; `mounts` are (path here, path inside), writable.
+        """Create and start a container. `devices` keep their paths; `mounts` are (path here, path inside), writable;
+        `shared` are paths that are inside what they are here, to be read.
 
         `subgroup`: a cgroup below the systemd scope, that only crun makes (of itself it makes `container`).
         """
@@ -170,7 +172,10 @@ class Pod:
             "command": command,
             "args": args,
             "devices": [{"container_path": path, "host_path": path, "permissions": "rwm"} for path in devices],
-            "mounts": [{"host_path": str(here), "container_path": inside} for here, inside in mounts],
+            "mounts": [
+                *({"host_path": str(here), "container_path": inside} for here, inside in mounts),
+                *({"host_path": path, "container_path": path, "readonly": True} for path in shared),
+            ],
             "labels": {**self.labels, "io.kubernetes.container.name": name},
             "annotations": {containerd.CRUN_SUBGROUP: subgroup},
             "log_path": f"{name}/{attempt}.log",

@@ -28,6 +28,7 @@ DROP_IN = Path("/etc/kubenpu/kubenpu.toml.d/test.toml")
 STATE = Path("/run/kubenpu/probe.json")
 # What the workload's ioctls are for, written down here so that the product's tables are not compared with themselves.
 VIRTIO_KINDS = {
+    0x00: "other",
     0x09: "free",
     0x0C: "other",
     0x41: "map",
@@ -35,6 +36,7 @@ VIRTIO_KINDS = {
     0x43: "other",
     0x44: "alloc",
     0x48: "wait",
+    0x49: "other",
 }
 VGEM_KINDS = {0x09: "free", 0x0C: "other", 0x41: "other", 0x42: "other", 0xB2: "alloc", 0xB3: "map", 0xB4: "free"}
 

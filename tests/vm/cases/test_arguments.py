@@ -61,6 +61,7 @@ def pretended() -> Iterator[None]:
     service.take_file_hook_off()
 
 
+@pytest.mark.deadline(300)
 def test_kinds_and_work(fake_cri: FakeCri, pretended: None) -> None:
     (npu,) = (one for one in fake.devices() if one.driver == "panthor")
     three_jobs = ["--argument", struct.pack("<12xI", 3).hex()]

@@ -33,7 +33,7 @@ PACKAGES_integration := bash-completion fish prometheus zsh
 PACKAGES_package := debhelper dh-python lintian python3-dbus-next python3-grpcio python3-prometheus-client \
 	python3-sdnotify rpm rpmlint
 PACKAGES_test := cpio e2fsprogs kmod mmdebstrap qemu-system-x86 systemd
-PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-system-arm
+PACKAGES_arm64 := gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf libc6-dev-arm64-cross libc6-dev-armhf-cross qemu-system-arm
 PACKAGES_gl := libegl1 libgl1-mesa-dri libglx-mesa0 libvirglrenderer1 qemu-system-gui xauth xvfb
 
 # units, kubenpu-probe and Python's search path name places below /usr: there is no other prefix
@@ -170,8 +170,8 @@ test-integration: build/deps-check build/deps-build build/deps-integration venv 
 test-vm: deps venv build  ## real pods on real kernels, in emulated guests (root, minutes)
 	$(PY) -m pytest tests/vm
 
-test-vm-arm64: deps build/deps-arm64 venv build  ## the hooks on arm64 kernels, in emulated guests; not part of `make test`
-	KUBENPU_VM_GUESTS=trixie-arm64,bookworm-arm64 $(PY) -m pytest tests/vm
+test-vm-arm64: deps build/deps-arm64 venv build  ## what needs no pods on arm64 kernels, in emulated guests; not part of `make test`
+	KUBENPU_VM_GUESTS=bookworm-arm64,trixie-arm64,trixie73-arm64 $(PY) -m pytest tests/vm
 
 test-vm-gl: deps build/deps-gl venv build  ## programs that draw through Mesa, in an emulated guest; not part of `make test`
 	KUBENPU_VM_GUESTS=trixie-gl $(PY) -m pytest tests/vm

@@ -46,7 +46,8 @@ static __always_inline long read_number(__u64 address, __u32 width, __u64 *numbe
 	*number = 0;
 	if (width > sizeof(*number))
 		return -1;
-	return bpf_probe_read_user(number, width, (void *)address);	/* little-endian, as all machines we are built for */
+	/* little-endian, as all machines we are built for */
+	return bpf_probe_read_user(number, width, (void *)untagged(address));
 }
 
 /* The result for a value, by bisection. */

@@ -101,7 +101,7 @@ static __noinline int introduce(__u64 id)
 		write_path(rec, cgrp);
 	else
 		rec->truncated = 1;
-	__sync_fetch_and_add(&rec->ready, 1);
+	__sync_lock_test_and_set(&rec->ready, 1);	/* after all that was written before, on arm64 too */
 
 	bell = bpf_ringbuf_reserve(&announce, sizeof(*bell), 0);
 	if (bell) {
@@ -147,7 +147,7 @@ static __noinline __u32 claim_cell(__u64 id, __u32 slot)
 		return 0;
 	}
 	cell->first_ns = bpf_ktime_get_boot_ns();
-	cell->slot1 = slot + 1;
+	__sync_lock_test_and_set(&cell->slot1, slot + 1);
 	return c.found;
 }
 

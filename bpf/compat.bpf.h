@@ -19,4 +19,14 @@ static __always_inline __u32 bounded_slot(__u32 slot)
 	return slot;
 }
 
+/* An address of the process. On arm64 its top byte may be a tag of the process's own (memory tagging, HWASan), which drivers
+ * never see but bpf_probe_read_user() refuses since 6.4 (commit d319f344561d). */
+static __always_inline __u64 untagged(__u64 address)
+{
+#ifdef __TARGET_ARCH_arm64
+	address &= ~0ULL >> 8;
+#endif
+	return address;
+}
+
 #endif

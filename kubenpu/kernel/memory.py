@@ -7,6 +7,7 @@ Works on the mappings that its caller owns. Knows the layout and the order of wr
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 
 from kubenpu.kernel import layout
@@ -22,8 +23,12 @@ def copy_cell(cell: memoryview) -> layout.Cell:
 
 
 def free_cell(cell: memoryview) -> None:
-    """Zeroes the bytes of a cell, its owner last and in one write: from then on the kernel may claim it."""
+    """Zeroes the bytes of a cell, its owner last and in one write: from then on the kernel may claim it.
+
+    A processor of arm64 may show its writes to others in another order, but not across this system call.
+    """
     cell[8:CELL_BYTES] = bytes(CELL_BYTES - 8)
+    os.sched_yield()
     cell.cast("Q")[0] = 0
 
 

@@ -62,11 +62,11 @@ def _text(path: Path) -> str:
 
 
 def _config(release: str) -> str:
-    """The kernel's build configuration, "" when neither the kernel nor /boot has it."""
+    """The kernel's build configuration, "" when neither the kernel nor its files have it."""
     try:
         return gzip.decompress(Path("/proc/config.gz").read_bytes()).decode(errors="replace")
     except (OSError, EOFError, zlib.error):
-        return _text(Path(f"/boot/config-{release}"))
+        return _text(Path(f"/boot/config-{release}")) or _text(Path(f"/lib/modules/{release}/config"))
 
 
 def parse_bracketed(text: str) -> str | None:

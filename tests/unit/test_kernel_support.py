@@ -141,6 +141,7 @@ def test_capabilities_that_cannot_be_read_are_missing(status: str) -> None:
         ("", SERVER, f"{BOOT} preempt=full", "", "voluntary"),
         ("", DESKTOP, BOOT, "", "full"),
         ("", DESKTOP, BOOT, FULL, "full"),
+        ("", DESKTOP, BOOT, "# CONFIG_PREEMPT is not set\nCONFIG_PREEMPT_LAZY=y\n", "lazy"),  # Debian's 7.3 on arm64
     ],
 )
 def test_preemption(debugfs: str, version: str, cmdline: str, config: str, model: str) -> None:

@@ -4,9 +4,9 @@
 Owns the cache directory (KUBENPU_VM_CACHE, else /var/cache/kubenpu-vm). An image is a directory named after the guest
 and the hash of its recipe and of the code that builds it: `root.img` (ext4), `vmlinuz`, `initrd.img` and `kernel`
 (its release). It is complete or absent; images of older recipes of the same guest are removed. The test module
-(module/) is compiled inside for the image's kernel: `modprobe fakeaccel`. An image of another machine is unpacked,
-takes its configuration from one of this, and has no test module. Needs root, mmdebstrap, mke2fs and debugfs. Refuses
-to touch a booted image: guests run on snapshots of it.
+(module/) is compiled inside for the image's kernel: `modprobe fakeaccel`. An image of another machine is unpacked and
+takes its configuration from one of this; its module is compiled in a root of its suite for this machine, which is
+thrown away. Needs root, mmdebstrap, mke2fs and debugfs. Refuses to touch a booted image: guests run on snapshots of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ MODULE = Path(__file__).with_name("module")
 JOB_UNIT = "kubenpu-job.service"
 FREE_BYTES = 2 << 30
 MACHINE = "x86_64"  # of guests that do not say
-DEBIAN_NAMES = {"aarch64": "arm64"}
+DEBIAN_NAMES = {"aarch64": "arm64", "x86_64": "amd64"}
+TRIPLETS = {"aarch64": "aarch64-linux-gnu"}
 MERGE_USR = "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr"
 
 # Runs the job that the host left in the share; the machine is off when it ends, however it ends.
@@ -59,14 +60,23 @@ sync
 umount -l /mnt
 """
 
-
+COPY_MODULE = f"copy-in {shlex.quote(str(MODULE))} /usr/src"
 # While these run /proc is mounted in the new root, which objtool of newer kernels needs.
 MODULE_HOOKS = (
-    f"copy-in {shlex.quote(str(MODULE))} /usr/src",
+    COPY_MODULE,
     'release=$(basename "$1"/boot/vmlinuz-*); release=${release#vmlinuz-}; '
     'chroot "$1" make -s -C "/lib/modules/$release/build" M=/usr/src/module modules '
     '&& install -D -m 644 -t "$1/lib/modules/$release/updates" "$1"/usr/src/module/*.ko '
     '&& chroot "$1" depmod "$release"',
+)
+# The headers of the other machine want its compiler beside them: so they are unpacked and no more.
+CROSS_MODULE_HOOKS = (
+    COPY_MODULE,
+    'cd "$1/root" && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get -qq -o APT::Sandbox::User=root '
+    'download "linux-headers-$RELEASE:{machine}"',
+    'chroot "$1" dpkg --unpack --force-depends --recursive /root',
+    'chroot "$1" make -s -C "/usr/src/linux-headers-$RELEASE" M=/usr/src/module ARCH={machine} '
+    "CROSS_COMPILE={triplet}- modules",
 )
 
 
@@ -84,6 +94,7 @@ class Recipe:
     mask: tuple[str, ...]
     machine: str
     configuration_of: str | None
+    module_with: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -124,6 +135,7 @@ def read_recipes() -> dict[str, Recipe]:
             mask=tuple(data["mask"]),
             machine=guest.get("machine", MACHINE),
             configuration_of=guest.get("configuration_of"),
+            module_with=tuple(guest.get("module_with", ())),
         )
         for name, guest in data["guest"].items()
     }
@@ -172,9 +184,11 @@ def _build(recipe: Recipe, target: Path) -> None:
         root, done = Path(scratch, "root"), Path(scratch, "image")
         done.mkdir()
         if recipe.configuration_of is None:
-            _bootstrap(recipe, root, "minbase", [f"--customize-hook={hook}" for hook in MODULE_HOOKS])
+            _bootstrap(recipe, root, "minbase", recipe.packages, hooks=MODULE_HOOKS)
         else:
-            _bootstrap(recipe, root, "extract", [f"--architectures={DEBIAN_NAMES[recipe.machine]}", MERGE_USR])
+            architecture = f"--architectures={DEBIAN_NAMES[recipe.machine]}"
+            _bootstrap(recipe, root, "extract", recipe.packages, architecture, MERGE_USR)
+            _cross_build_module(recipe, root, Path(scratch, "builder"))
             _take_configuration(ensure(recipe.configuration_of), root)
         _configure(recipe, root)
         _extract_kernel(root, Path(scratch), done)
@@ -182,14 +196,41 @@ def _build(recipe: Recipe, target: Path) -> None:
         done.rename(target)
 
 
-def _bootstrap(recipe: Recipe, root: Path, variant: str, options: list[str]) -> None:
+def _bootstrap(
+    recipe: Recipe,
+    root: Path,
+    variant: str,
+    packages: Sequence[str],
+    *options: str,
+    hooks: Sequence[str] = (),
+    **environment: str,
+) -> None:
     sources = [f"deb {recipe.mirror} {suite} main" for suite in (recipe.suite, *recipe.more_suites)]
-    command = ["mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", f"--include={','.join(recipe.packages)}"]
+    command = ["mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in recipe.exclude]
+    command += [f"--customize-hook={hook}" for hook in hooks]
     command += ["--aptopt=Acquire::Languages none", *options]
     command += [recipe.suite, str(root), *sources]
     # INITRD=No: the kernel package then makes no initramfs; ours is smaller and boots faster.
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "INITRD": "No"})
+    environment = {**os.environ, "INITRD": "No", **environment}
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _cross_build_module(recipe: Recipe, root: Path, builder: Path) -> None:
+    """Compiles the test module for the kernel that is unpacked in `root`, and puts it there."""
+    release, machine = _kernel_release(root), DEBIAN_NAMES[recipe.machine]
+    hooks = [hook.format(machine=machine, triplet=TRIPLETS[recipe.machine]) for hook in CROSS_MODULE_HOOKS]
+    both = f"--architectures={DEBIAN_NAMES[MACHINE]},{machine}"
+    _bootstrap(recipe, builder, "minbase", recipe.module_with, both, hooks=hooks, RELEASE=release)
+    target = root / "lib/modules" / release / "updates"
+    target.mkdir()
+    for module in (builder / "usr/src/module").glob("*.ko"):
+        shutil.copy(module, target)
+
+
+def _kernel_release(root: Path) -> str:
+    (modules,) = (root / "lib/modules").iterdir()
+    return modules.name
 
 
 def _take_configuration(source: Image, root: Path) -> None:
@@ -198,8 +239,7 @@ def _take_configuration(source: Image, root: Path) -> None:
     (root / "mnt").mkdir(exist_ok=True)
     subprocess.run(["debugfs", "-R", f"rdump /etc {root}", source.root], check=True, capture_output=True)
     (root / "etc/ld.so.cache").unlink()
-    (kernel,) = (root / "boot").glob("vmlinuz-*")
-    subprocess.run(["depmod", "-b", root, kernel.name.removeprefix("vmlinuz-")], check=True)
+    subprocess.run(["depmod", "-b", root, _kernel_release(root)], check=True)
 
 
 def _configure(recipe: Recipe, root: Path) -> None:
@@ -225,9 +265,9 @@ def _configure(recipe: Recipe, root: Path) -> None:
 
 
 def _extract_kernel(root: Path, scratch: Path, done: Path) -> None:
-    (kernel,) = (root / "boot").glob("vmlinuz-*")
-    release = kernel.name.removeprefix("vmlinuz-")
-    shutil.copy(kernel, done / "vmlinuz")
+    release = _kernel_release(root)
+    places = (root / f"boot/vmlinuz-{release}", root / "lib/modules" / release / "vmlinuz")  # the latter since 7.0
+    shutil.copy(next(filter(Path.exists, places)), done / "vmlinuz")
     (done / "kernel").write_text(f"{release}\n")
     tree = scratch / "initramfs"
     tree.mkdir()

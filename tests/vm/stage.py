@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.vm import packages
@@ -18,7 +19,12 @@ TREE = Path(__file__).resolve().parents[2]
 GUEST_TREE = "/opt/kubenpu"
 WORKLOAD = "bin/workload"
 PACKAGES = "packages"
-COMPILERS = {"x86_64": "gcc", "aarch64": "aarch64-linux-gnu-gcc"}
+# By machine and suffix of the workload's name. An arm64 program cannot make the calls of a 32-bit one, so that is
+# another, linked for pages of any size.
+COMPILERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "x86_64": {"": ("gcc",)},
+    "aarch64": {"": ("aarch64-linux-gnu-gcc",), "32": ("arm-linux-gnueabihf-gcc", "-Wl,-z,max-page-size=65536")},
+}
 
 
 def make_payload(scratch: Path, machine: str) -> Path:
@@ -28,7 +34,7 @@ def make_payload(scratch: Path, machine: str) -> Path:
     tree.mkdir(parents=True)
     shutil.copytree(packages.ensure(), tree / PACKAGES)
     _copy_tests(tree)
-    _build_workload(tree, COMPILERS[machine])
+    _build_workloads(tree, machine)
     _build_cri_stubs(tree)
     subprocess.run(["tar", "-C", root, "--owner=0", "--group=0", "-cf", payload, "."], check=True)
     return payload
@@ -38,11 +44,12 @@ def _copy_tests(tree: Path) -> None:
     shutil.copytree(TREE / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__", ".*"))
 
 
-def _build_workload(tree: Path, compiler: str) -> None:
+def _build_workloads(tree: Path, machine: str) -> None:
     (tree / "bin").mkdir()
     source = TREE / "tests/vm/guest/workload.c"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-    subprocess.run([compiler, *flags, "-o", tree / WORKLOAD, source], check=True)
+    for suffix, compiler in COMPILERS[machine].items():
+        subprocess.run([*compiler, *flags, "-o", f"{tree / WORKLOAD}{suffix}", source], check=True)
 
 
 def _build_cri_stubs(tree: Path) -> None:

@@ -13,7 +13,10 @@ import pytest
 from tests.vm.guest import drm, wait
 
 if TYPE_CHECKING:
+    from tests.fakes.cri_server import FakeCri
     from tests.vm.guest.pods import Runtime
+
+FAKE_SOCKET = Path("/run/fake-cri.sock")
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +80,17 @@ def counting(request: pytest.FixtureRequest, virtio: drm.DrmDevice, vgem: drm.Dr
     yield
     service.stop()
     assert not list(Path("/sys/fs/bpf").glob("kubenpu*")), "pins left"
+
+
+@pytest.fixture(scope="module")
+def fake_cri(counting: None) -> Iterator[FakeCri]:
+    """A runtime for cgroups made by hand, beside containerd where that is."""
+    from tests.fakes.cri_server import FakeCri
+    from tests.vm.guest import containerd, service
+
+    server = FakeCri(FAKE_SOCKET)
+    server.start()
+    sockets = [str(path) for path in (containerd.SOCKET, FAKE_SOCKET) if path.exists()]
+    with service.configured(f"identity.cri_sockets = {sockets}\n"):
+        yield server
+    server.stop()

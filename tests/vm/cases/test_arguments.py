@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import fake, handmade, pods, service, tally, wait
+from tests.fakes.cri_server import FakeCri
+from tests.vm.guest import fake, handmade, service, tally, wait
 from tests.vm.guest.drm import DrmDevice
-from tests.vm.guest.pods import Runtime
 
 # The oldest verifier, and cells by hash.
-pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm")]
+pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm"), pytest.mark.every_machine]
 
 GPU = fake.PCI[0]
 NODE = "/dev/nvidia0"
@@ -61,21 +61,21 @@ def pretended() -> Iterator[None]:
     service.take_file_hook_off()
 
 
-def test_kinds_and_work(runtime: Runtime, pretended: None) -> None:
+@pytest.mark.deadline(300)
+def test_kinds_and_work(fake_cri: FakeCri, pretended: None) -> None:
     (npu,) = (one for one in fake.devices() if one.driver == "panthor")
     three_jobs = ["--argument", struct.pack("<12xI", 3).hex()]
     submit = ["--node", npu.nodes[-1], "--do", f"{SUBMIT:#x}:400", "--threads", "4", *three_jobs]
     jobs = {"device": npu.address, "pod": "arguments", "work": "jobs"}
     wanted: dict[str, int] = {}
-    with pods.pod(runtime, "arguments") as pod:
-        container = pod.run("main", ["--hold"], devices=[NODE, *npu.nodes])
+    with handmade.pod(fake_cri, "arguments") as pod:
         for call, kind in ALLOCATIONS:
-            inside = handmade.run(container.cgroup, "--node", NODE, "--type", "F", *call, "--threads", "4")
+            inside = handmade.run(pod, "--node", NODE, "--type", "F", *call, "--threads", "4")
             wanted[kind] = wanted.get(kind, 0) + inside.total
             tally.run("--node", NODE, "--type", "F", *call)
-        done = handmade.run(container.cgroup, *submit)
+        done = handmade.run(pod, *submit)
         fake.set_parameter("err_nr", SUBMIT)
-        failed = handmade.run(container.cgroup, *submit)
+        failed = handmade.run(pod, *submit)
         fake.set_parameter("err_nr", -1)
         service.wait_for_owner(device=GPU, pod="arguments", container="main")
         assert service.counted("kubenpu_ioctl_total", device=GPU, pod="arguments") == wanted
@@ -85,7 +85,18 @@ def test_kinds_and_work(runtime: Runtime, pretended: None) -> None:
         assert (failed.total_errors, done.total) == (1600, 1600)
         assert service.value("kubenpu_submitted_work_total", **jobs) == 3 * done.total
         assert not [row for row in service.rows() if row.name.endswith("work_total") and row.labels["device"] == GPU]
-        assert container.stop() == 0
+    service.assert_conserved()
+
+
+@pytest.mark.guests(*service.ARM64)
+def test_addresses_that_carry_a_tag(pretended: None) -> None:
+    """Of a program that tags its memory; a driver never sees the tag."""
+    before = service.counted("kubenpu_device_ioctl_total", device=GPU)
+    made: dict[str, int] = {}
+    for call, kind in ALLOCATIONS:
+        done = tally.run("--node", NODE, "--type", "F", *call, "--threads", "4", "--tagged")
+        made[kind] = made.get(kind, before.get(kind, 0)) + done.total
+    assert service.counted("kubenpu_device_ioctl_total", device=GPU) == made
     service.assert_conserved()
 
 

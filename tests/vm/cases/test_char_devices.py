@@ -30,8 +30,7 @@ DEVICES = {
     "chr": ["nvidia0:195:0:-", "nvidiactl:195:255:-", "nvidia-uvm:0:0:-", "kfd:0:0", f"apex_0:120:0:apex@{TPU}"],
     "gpu": [f"0@{GPU}"],
 }
-HOOK = "file_ioctl"
-BEST = "lsm"  # in every guest: Debian's kernels have the BPF security module on
+HOOK, BEST = "file_ioctl", service.BEST_FILE_MECHANISM
 # Written down here, so that the product's tables are not compared with themselves.
 NVIDIA = {0x27: "alloc", 0x29: "free", 0x4E: "map", 0xD6: "other", 0x41: "wait"}
 UVM = {0x01: "context", 0x21: "map", 0x22: "free", 0x25: "context", 0x09: "other"}
@@ -87,6 +86,7 @@ def grown(device: str, before: Mapping[str, int]) -> dict[str, int]:
     return {kind: n - before.get(kind, 0) for kind, n in counted(device).items() if n != before.get(kind, 0)}
 
 
+@pytest.mark.every_machine
 def test_no_hook_without_such_a_device() -> None:
     """And this is no failure."""
     assert not service.select(service.rows(), "kubenpu_hook_up", hook=HOOK)
@@ -118,6 +118,7 @@ def test_exact_in_a_pod_and_outside_at_full_rate(runtime: Runtime, virtio: DrmDe
     service.assert_conserved()
 
 
+@pytest.mark.every_machine
 def test_how_calls_end_is_absent_not_zero(devices: None) -> None:
     fake.set_parameter("err_nr", 0x16)
     done = tally.run("--node", "/dev/kfd", "--type", "K", "--do", "0x16:5,0xc:3")
@@ -130,6 +131,7 @@ def test_how_calls_end_is_absent_not_zero(devices: None) -> None:
     fake.set_parameter("err_nr", -1)
 
 
+@pytest.mark.every_machine
 def test_whole_commands_and_two_type_bytes(devices: None) -> None:
     before = {device: counted(device) for device in ("nvidia-uvm", TPU)}
     commands = {0x30000001: 3, 0x21: 5, 0x22: 7, 0x25: 2, 0x09: 4}
@@ -139,6 +141,7 @@ def test_whole_commands_and_two_type_bytes(devices: None) -> None:
     assert grown(TPU, before[TPU]) == {"other": done.total}  # map with the other type byte
 
 
+@pytest.mark.every_machine
 def test_calls_of_32_bit_programs(devices: None) -> None:
     before = counted("kfd")
     done = tally.run("--node", "/dev/kfd", "--type", "K", "--do", "0x16:50,0xc:30", "--threads", "4", "--compat")
@@ -146,6 +149,7 @@ def test_calls_of_32_bit_programs(devices: None) -> None:
     assert grown("kfd", before) == {"alloc": 200, "wait": 120}
 
 
+@pytest.mark.every_machine
 def test_calls_that_the_driver_never_sees(devices: None) -> None:
     """FIONBIO and FIOCLEX are the VFS's, whatever the file."""
     before = counted("kfd")
@@ -153,10 +157,11 @@ def test_calls_that_the_driver_never_sees(devices: None) -> None:
     assert grown("kfd", before) == {}
 
 
+@pytest.mark.every_machine
 def test_every_mechanism_counts_the_same(devices: None) -> None:
     """Ends with the best one. A kernel that preempts programs refuses fentry."""
     words = ["--node", "/dev/kfd", "--type", "K", "--do", script(KFD, 500), "--threads", "4"]
-    for name in ("kprobe", *(["fentry"] if service.BEST_MECHANISM == "fentry" else []), BEST):
+    for name in dict.fromkeys(("kprobe", *(["fentry"] if service.BEST_MECHANISM == "fentry" else []), BEST)):
         service.probe("unload")
         service.probe("load", "--mechanism", name)
         assert service.mechanism(HOOK) == name

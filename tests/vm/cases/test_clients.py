@@ -109,25 +109,38 @@ def kill(unit: str) -> None:
     wait.until(f"another {unit}", lambda: int(service.show(unit, "MainPID")) not in (0, before))
 
 
+@contextmanager
+def unit_at_work(node: str) -> Iterator[int]:
+    """Of another user than root; gives its process."""
+    other_user = ["-p", "User=nobody", "-p", "SupplementaryGroups=render video"]
+    command = ["systemd-run", "-q", f"--unit={UNIT}", *other_user, str(tally.WORKLOAD), "--node", node, *BUSY]
+    subprocess.run(command, check=True)
+    try:
+        yield int(service.show(UNIT, "MainPID"))
+    finally:
+        service.systemctl("stop", UNIT)
+
+
+@pytest.mark.guests("trixie-arm64", "trixie73-arm64")  # as below, where there is no container runtime
+def test_time_of_a_unit(device: FakeDevice) -> None:
+    with unit_at_work(device.nodes[-1]) as pid:
+        assert_told(device, {"": [pid]})
+
+
 @pytest.mark.guests("trixie73")  # on 6.1 test_sandbox.py shows that holders are found
 @pytest.mark.deadline(400)
 def test_time_of_two_pods_and_of_a_unit(runtime: Runtime, device: FakeDevice) -> None:
     """Also after SIGKILL of whoever adds it up, and of kubenpud."""
     node = device.nodes[-1]
     words = ["--node", node, *BUSY]
-    other_user = ["-p", "User=nobody", "-p", "SupplementaryGroups=render video"]
     with pods.pod(runtime, "one", namespace="time") as one, pods.pod(runtime, "two", namespace="time") as two:
         containers = {pod.name: pod.run("main", words, devices=[node]) for pod in (one, two)}
-        command = ["systemd-run", "-q", f"--unit={UNIT}", *other_user, str(tally.WORKLOAD), *words]
-        subprocess.run(command, check=True)
-        try:
+        with unit_at_work(node) as pid:
             pids = {name: container.pids() for name, container in containers.items()}
-            pids[""] = [int(service.show(UNIT, "MainPID"))]
+            pids[""] = [pid]
             assert_told(device, pids)
             kill(CLIENTS)
             assert_told(device, pids)
             service.kill_daemon()
             assert_told(device, pids)
             assert service.value("kubenpu_source_up", source="clients") == 1
-        finally:
-            service.systemctl("stop", UNIT)

@@ -109,7 +109,7 @@ def test_a_container_killed_in_the_middle(runtime: Runtime, virtio: DrmDevice, t
 
 # 6.1 knows kprobe.multi only for functions outside modules, and 6.12 on arm64 not at all; 7.3 preempts, so fentry is
 # refused.
-MULTI = pytest.param("kprobe.multi", marks=pytest.mark.guests("trixie", "trixie73"))
+MULTI = pytest.param("kprobe.multi", marks=pytest.mark.guests("trixie", "trixie73", "trixie73-arm64"))
 KPROBE = pytest.param("kprobe", marks=pytest.mark.every_machine)
 FENTRY = pytest.param("fentry", marks=pytest.mark.guests("bookworm", "trixie", "trixie-arm64"))
 

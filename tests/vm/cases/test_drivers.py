@@ -127,6 +127,7 @@ def grown(device: FakeDevice, before: Mapping[str, int]) -> dict[str, int]:
     return {kind: n - before.get(kind, 0) for kind, n in counted(device).items() if n != before.get(kind, 0)}
 
 
+@pytest.mark.every_machine
 def test_every_call_of_the_core(model: list[FakeDevice]) -> None:
     """Most of them fail with an empty argument; calls and errors are exact, kind by kind."""
     device, kinds = model[0], core_kinds()
@@ -141,6 +142,7 @@ def test_every_call_of_the_core(model: list[FakeDevice]) -> None:
     service.assert_conserved()
 
 
+@pytest.mark.every_machine
 def test_nodes_of_one_device_and_devices_of_one_driver(model: list[FakeDevice]) -> None:
     one, two = model
     before = [counted(one), counted(two)]
@@ -151,6 +153,8 @@ def test_nodes_of_one_device_and_devices_of_one_driver(model: list[FakeDevice]) 
     assert grown(two, before[1]) == {"submit": other.total} == {"submit": 7}
 
 
+# Not where a kprobe has few places for returns, which calls that wait keep: what it misses is declared.
+@pytest.mark.guests("bookworm", "trixie", "trixie73", "trixie-arm64", "trixie73-arm64")
 def test_calls_that_fail_and_calls_that_wait(model: list[FakeDevice]) -> None:
     device = model[1]
     fake.set_parameter("err_nr", SUBMIT)

@@ -5,32 +5,19 @@ from __future__ import annotations
 
 import subprocess
 import uuid
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.fakes.cri_server import FakeCri, FakePod
-from tests.vm.guest import containerd, handmade, pods, service, tally, wait
+from tests.vm.guest import handmade, pods, service, tally, wait
 from tests.vm.guest.drm import DrmDevice
 from tests.vm.guest.pods import Runtime
 from tests.vm.guest.service import VIRTIO_KINDS
 
 pytestmark = pytest.mark.usefixtures("counting")
 
-FAKE_SOCKET = Path("/run/fake-cri.sock")
 LIVES = 500
-
-
-@pytest.fixture(scope="module")
-def fake_cri(counting: None) -> Iterator[FakeCri]:
-    """A second runtime beside containerd, for cgroups made by hand."""
-    server = FakeCri(FAKE_SOCKET)
-    server.start()
-    with service.configured(f'identity.cri_sockets = ["{containerd.SOCKET}", "{FAKE_SOCKET}"]\n'):
-        yield server
-    server.stop()
 
 
 def _id() -> str:

@@ -83,22 +83,23 @@ def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) ->
         args = ["--node", virtio.render, "--do", script, "--threads", "8", "--seconds", "600"]
         flood = pod.run("flood", args, devices=[virtio.render])
         service.wait_for_owner(pod="handover", container="flood")
-        programs = {_attached_body()}
+        programs = {attached_body()}
         for _ in range(4):
             service.systemctl("reload", service.PROBE)
-            programs.add(_attached_body())
+            programs.add(attached_body())
         assert flood.stop() == 0
         assert len(programs) == 5, "each reload installs another program"
         service.assert_exact(flood.tally(), VIRTIO_KINDS, virtio.address, pod="handover", container="flood")
     service.assert_conserved()
 
 
-def _attached_body() -> str:
+def attached_body() -> str:
     """Id of the program behind the exit hook."""
     command = ["bpftool", "-j", "map", "dump", "pinned", "/sys/fs/bpf/kubenpu/1/drm_ioctl_exit_body"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.every_machine
 def test_a_driver_is_removed_and_comes_back(virtio: DrmDevice) -> None:
     """The device label stays with the device, whatever its minor is; its counters go on."""
     device = drm.vgem()

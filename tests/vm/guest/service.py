@@ -20,9 +20,13 @@ from kubenpu.model.errors import SourceError
 from tests.vm.guest import wait
 from tests.vm.guest.tally import Tally
 
-# A kernel that preempts programs (7.3: lazy) is counted by kprobes; 6.1 on arm64 has no trampolines.
-_NOT_FENTRY = {"trixie73": "kprobe.multi", "bookworm-arm64": "kprobe"}
-BEST_MECHANISM = _NOT_FENTRY.get(os.environ.get("KUBENPU_VM_GUEST", ""), "fentry")
+ARM64 = ("bookworm-arm64", "trixie-arm64", "trixie73-arm64")
+_GUEST = os.environ.get("KUBENPU_VM_GUEST", "")
+# A kernel that preempts programs (7.3: lazy) is counted by kprobes; 6.1 on arm64 has no trampolines, which fentry and
+# programs of the security module need.
+_NOT_FENTRY = {"trixie73": "kprobe.multi", "bookworm-arm64": "kprobe", "trixie73-arm64": "kprobe.multi"}
+BEST_MECHANISM = _NOT_FENTRY.get(_GUEST, "fentry")
+BEST_FILE_MECHANISM = "kprobe" if _GUEST == "bookworm-arm64" else "lsm"  # Debian's kernels have the BPF module on
 PROBE, DAEMON, CLIENTS = "kubenpu-probe.service", "kubenpud.service", "kubenpu-clients.service"
 DROP_IN = Path("/etc/kubenpu/kubenpu.toml.d/test.toml")
 STATE = Path("/run/kubenpu/probe.json")
@@ -216,14 +220,20 @@ def assert_exact(done: Tally, kinds: Mapping[int, str], device: str, **labels: s
     wait_for_owner(device=device, **labels)
     got = counted("kubenpu_ioctl_total", device=device, **labels)
     assert got == by_kind(done.calls, kinds), (got, dropped())
-    assert counted("kubenpu_ioctl_errors_total", device=device, **labels) == by_kind(done.error, kinds)
+    failed, told = counted("kubenpu_ioctl_errors_total", device=device, **labels), by_kind(done.error, kinds)
+    assert failed == told or 0 < sum(told.values()) - sum(failed.values()) <= _declared_missed(), (failed, told)
+
+
+def _declared_missed() -> float:
+    """Returns that the best mechanism here may miss: before 6.14 a kprobe's return side has few places."""
+    return dropped()["exit_missed"] if BEST_MECHANISM == "kprobe" else 0
 
 
 def assert_conserved() -> None:
     """Nothing is lost and every device's totals are accounted for."""
     found = rows()
     lost = {reason: count for reason, count in dropped().items() if count}
-    assert not lost, lost
+    assert lost in ({}, {"exit_missed": _declared_missed()}), lost
     imbalances = {r.labels["device"]: r.value for r in found if r.name == "kubenpu_attribution_imbalance"}
     assert imbalances
     assert set(imbalances.values()) == {0}

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 WORKLOAD = Path("/opt/kubenpu/bin/workload")
+WORKLOAD32 = Path("/opt/kubenpu/bin/workload32")  # where the other cannot make the calls of a 32-bit program
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,14 @@ def read_file(path: Path) -> Tally:
     return parse(subprocess.run([WORKLOAD, "--read", path], check=True, capture_output=True, text=True).stdout)
 
 
+def program(args: Sequence[str]) -> Path:
+    """The workload that can do this."""
+    return WORKLOAD32 if "--compat" in args and WORKLOAD32.exists() else WORKLOAD
+
+
 def run(*args: str) -> Tally:
     """Run the workload here, in the cgroup of the caller, to its end."""
-    return parse(subprocess.run([WORKLOAD, *args], check=True, capture_output=True, text=True).stdout)
+    return parse(subprocess.run([program(args), *args], check=True, capture_output=True, text=True).stdout)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

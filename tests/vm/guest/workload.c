@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -93,13 +94,15 @@ struct client {
 
 static bool compat;
 
-/* As a 32-bit program calls, where one can: the argument has to lie in the first 4 GiB. */
+/* As a 32-bit program calls, where one can: the argument has to lie in the first 4 GiB. Built as one, it is one. */
 static long compat_ioctl(int fd, unsigned int cmd, void *arg)
 {
 	long result = -ENOSYS;
 
 	(void)fd, (void)cmd, (void)arg;
-#ifdef __x86_64__
+#if __SIZEOF_POINTER__ == 4
+	return syscall(SYS_ioctl, fd, cmd, arg);
+#elif defined(__x86_64__)
 	__asm__ volatile("int $0x80" : "=a"(result) : "a"(54), "b"(fd), "c"(cmd), "d"(arg) : "memory");
 	result = (int)result;
 #endif
@@ -280,6 +283,7 @@ static unsigned int step_count;
 static unsigned char argument[ARGUMENT_BYTES];
 static unsigned int ioctl_type = 'd';
 static int enveloped = -1;
+static uintptr_t tag; /* upper byte of the addresses of raw calls; arm64 alone has such */
 static const char *node;
 static double rate, seconds;
 static volatile sig_atomic_t stopped;
@@ -287,11 +291,13 @@ static volatile sig_atomic_t stopped;
 static void usage(void)
 {
 	fprintf(stderr, "usage: workload --node PATH [--do ACTION|NR|=COMMAND[:COUNT],...] [--threads N] [--rate CALLS_PER_SECOND]\n"
-			"                [--seconds S] [--type CHAR|NUMBER] [--argument HEX] [--envelope NR] [--compat] [--hold] [--tally FILE]\n"
+			"                [--seconds S] [--type CHAR|NUMBER] [--argument HEX] [--envelope NR] [--compat] [--tagged]\n"
+			"                [--hold] [--tally FILE]\n"
 			"       workload --read FILE\n"
 			"Prints one line of JSON: {\"calls\": {\"0x43\": [ok, error, started], ...}}. --rate is per thread.\n"
 			"--argument: the first bytes of what raw calls carry; --envelope: as the call NR in an envelope of NVIDIA's.\n"
-			"--compat: raw calls as a 32-bit program makes them. --hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
+			"--compat: raw calls as a 32-bit program makes them. --tagged: with the addresses of a program that tags its memory.\n"
+			"--hold: when done, wait for SIGTERM or SIGINT. Actions and the calls they make:\n");
 	for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++)
 		fprintf(stderr, "  %-16s %s\n", actions[i].name, actions[i].calls);
 	exit(2);
@@ -317,6 +323,17 @@ static void parse_step(char *text)
 	step->nr = strtoul(text, &end, 0);
 	if (end == text || *end || (!step->whole && step->nr > 255))
 		usage();
+}
+
+static void tag_addresses(void)
+{
+#ifdef __aarch64__
+	tag = (uintptr_t)0x5a << 56;
+	if (!prctl(PR_SET_TAGGED_ADDR_CTRL, PR_TAGGED_ADDR_ENABLE, 0, 0, 0))
+		return;
+#endif
+	fprintf(stderr, "workload: no tagged addresses here\n");
+	exit(1);
 }
 
 static void parse_argument(const char *text)
@@ -351,9 +368,10 @@ static void run_step(struct client *client, const struct step *step)
 {
 	static unsigned char all[MAX_THREADS][ARGUMENT_BYTES]; /* static: below 4 GiB */
 	unsigned char *mine = all[(struct row *)client->by_nr - rows];
-	struct { uint32_t nr, size; void *pointer; } envelope = {enveloped, ARGUMENT_BYTES, mine};
+	struct { uint32_t nr, size; uint64_t pointer; } envelope = {enveloped, ARGUMENT_BYTES, (uintptr_t)mine | tag};
 
 	memcpy(mine, argument, ARGUMENT_BYTES); /* the call may have written there */
+	mine = (unsigned char *)((uintptr_t)mine | tag);
 	if (step->action)
 		step->action->run(client);
 	else if (step->whole)
@@ -427,6 +445,7 @@ int main(int argc, char **argv)
 		{"hold", no_argument, NULL, 'h'},	   {"tally", required_argument, NULL, 'f'},
 		{"read", required_argument, NULL, 'R'},	   {"compat", no_argument, NULL, 'c'},
 		{"argument", required_argument, NULL, 'a'}, {"envelope", required_argument, NULL, 'e'},
+		{"tagged", no_argument, NULL, 'g'},
 		{0},
 	};
 	const char *tally = NULL, *read_from = NULL;
@@ -448,6 +467,7 @@ int main(int argc, char **argv)
 		case 'e': enveloped = strtoul(optarg, NULL, 0) & 0xff; break;
 		case 'h': hold = true; break;
 		case 'c': compat = true; break;
+		case 'g': tag_addresses(); break;
 		case 'f': tally = optarg; break;
 		case 'R': read_from = optarg; break;
 		default: usage();

@@ -7,8 +7,8 @@ from `guest.pods.pod`, workloads without pods from `guest.tally.run`, cgroups of
 that nobody has here from `guest.fake`, waiting from `guest.wait.until`. `@pytest.mark.guests("trixie73")` limits a case
 to guests that can do it: a skip is a failure. `@pytest.mark.every_machine` adds the arm64 guests, which have no
 container runtime: `fake_cri` and `handmade.pod` do there; `@pytest.mark.guests("trixie-gl")` means the guest in which
-programs draw (`guest.mesa`). `@pytest.mark.deadline(300)` gives a case more than 180 seconds. What a case starts it ends.
-The host collects these files too: import the product inside the test, or use its commands.
+programs draw (`guest.mesa`). `@pytest.mark.deadline(300)` gives a case more than 180 seconds. What a case starts it
+ends. The host collects these files too: import the product inside the test, or use its commands.
 
     pytest tests/vm -k 'trixie and flood'               one guest, some cases; image and boot included
     python3 -m tests.vm.rig trixie -- 'uname -r'        any command in a guest, for development

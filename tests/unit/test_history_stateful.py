@@ -76,6 +76,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.unstored: Counter[tuple[Name, str]] = Counter()
         self.inexact: set[tuple[Name, str]] = set()
         self.told: dict[float, list[UsageRow]] = {}  # of all time until then, as it was told at some time
+        self.clock_set = False  # since the last interval: intervals may move with it
         self.new_counters()
         self.recorder = Recorder(self.path, BOUNDS)
         self.record()
@@ -135,8 +136,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def wait(self, seconds: float, jump: float) -> None:
         self.boot_s += seconds
         self.wall_s += seconds + jump
-        if jump:
-            self.told.clear()
+        self.clock_set |= bool(jump)
 
     @rule(answer=st.sampled_from(["final", "final", "none"]), part=st.sampled_from([None, None, None, 0, 1]))
     def daemon_cycle(self, answer: str, part: int | None) -> None:
@@ -209,6 +209,9 @@ class HistoryMachine(RuleBasedStateMachine):
     def record(self) -> None:
         self.wait(1.0, 0.0)
         self.recorder.record(self.snapshot())
+        if self.clock_set:
+            self.told.clear()
+        self.clock_set = False
         self.unstored.clear()
         self.named = frozenset(self.ledger.names())
         rows = read_usage(self.path, "container", 0, 1e11, deadline_s=60)

@@ -22,9 +22,13 @@ from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, MINUTE_MS, Q
 
 MEMORY = Path("/dev/shm")  # each interval is synced to the disk
 WEEK_MS, RETENTION_MS = 7 * DAY_MS, 4 * DAY_MS
-GAPS_MS = st.sampled_from([MINUTE_MS, MINUTE_MS, 5 * MINUTE_MS + 13, QUARTER_MS, 12 * HOUR_MS, DAY_MS])
-PLAN = st.lists(st.tuples(GAPS_MS, st.integers(0, 9)), min_size=10, max_size=50)
-CUTS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3 * DAY_MS)), min_size=2, max_size=5)
+STEPS = st.tuples(st.sampled_from([MINUTE_MS, MINUTE_MS, 5 * MINUTE_MS + 13, QUARTER_MS]), st.integers(1, 9))
+BUSY = st.lists(STEPS, min_size=10, max_size=40)
+CUTS = st.lists(st.integers(0, 200), min_size=2, max_size=5)
+DELAYS_MS = st.sampled_from([0, HOUR_MS, 2 * DAY_MS + 6 * HOUR_MS, 3 * DAY_MS, 3 * DAY_MS, 5 * DAY_MS])
+"""On the day, when minutes became quarters, and when they are gone."""
+
+LATER = [*[(12 * HOUR_MS, 1)] * 5, *[(1000, 0)] * 15, *[(12 * HOUR_MS, 1)] * 8]
 Amounts = tuple[int, int]
 """Calls, and milliseconds that the device was there."""
 
@@ -46,20 +50,20 @@ def quarter(ms: int) -> int:
     return ms // QUARTER_MS * QUARTER_MS
 
 
-@given(plan=PLAN, cuts=CUTS)
-@settings(max_examples=40, deadline=None)
+@given(first=st.integers(0, 60), busy=BUSY, cuts=CUTS, delays=st.lists(DELAYS_MS, min_size=4, max_size=4))
+@settings(max_examples=30, deadline=None)
 def test_adjacent_spans_add_up_whenever_each_was_asked(
-    plan: list[tuple[int, int]], cuts: list[tuple[float, int]]
+    first: int, busy: list[tuple[int, int]], cuts: list[int], delays: list[int]
 ) -> None:
     """A span that was asked while all of it was kept has what happened in its quarters; another has not more."""
-    length = sum(gap for gap, _ in plan)
-    borders = sorted(BEGIN_MS + int(at * length) for at, _ in cuts)
-    due = [(end + delay, begin, end) for (begin, end), (_, delay) in zip(pairwise(borders), cuts, strict=False)]
+    begin = BEGIN_MS + first * MINUTE_MS
+    spans = pairwise(begin + cut * MINUTE_MS for cut in sorted(cuts))
+    due = [(end + delay, begin, end) for (begin, end), delay in zip(spans, delays, strict=False)]
     directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-    rig = Rig(directory / "usage.db", bounds=Bounds(RETENTION_MS // DAY_MS, 64))
+    rig = Rig(directory / "usage.db", bounds=Bounds(RETENTION_MS // DAY_MS, 64), wall_ms=begin)
     stored: list[tuple[int, int, int]] = []
     try:
-        for gap, calls in [(MINUTE_MS, 1), *plan, *[(12 * HOUR_MS, 1)] * 8]:
+        for gap, calls in [(MINUTE_MS, 1), *busy, *LATER]:
             rig.call(WEB, calls)
             rig.step(gap)
             stored.append((rig.wall_ms, calls, gap))

@@ -132,7 +132,7 @@ def _measured(connection: sqlite3.Connection) -> dict[int, list[str]]:
     known: dict[int, list[str]] = {}
     order = "SELECT device, name FROM measured JOIN measure ON id = measure ORDER BY device, id"
     for device, name in connection.execute(order):
-        known.setdefault(device, []).append(name)
+        known.setdefault(device, []).append(text(name))
     return known
 
 

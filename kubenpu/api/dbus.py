@@ -124,7 +124,8 @@ NODE = Interface(
             "GetUsage",
             (Argument("by", "s"), Argument("since", "t"), Argument("until", "t")),
             (ROWS,),
-            f"what was used between two Unix times, by {', '.join(BY)} or {BY_LABEL}KEY; one row per group and device",
+            f"what was used between two Unix times, each moved back to a whole quarter of an hour, by {', '.join(BY)} "
+            f"or {BY_LABEL}KEY; one row per group and device",
             slow=True,
         ),
         Method("Reload", (), (), "reads devices and driver tables again", action=NAME + ".reload"),

@@ -42,7 +42,8 @@ class Source:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Sum up what was used in a span of time. Lines add up: workloads, what has no name, time that nobody watched, "
-        "time that nobody used, and the total. - in a column: that is not known."
+        "time that nobody used, and the total. - in a column: that is not known. Begin and end are moved back to a "
+        "whole quarter of an hour, so adjacent reports add up."
     )
     begin, end = "begin: 90m, 24h, 7d, 2w ago, or a date and time", "end, likewise (default: now)"
     parser.add_argument("--since", default="7d", type=_time, metavar="TIME", help=begin)
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         spans = plan_spans(rows) if args.html else []
         parts = [(span, source.usage(args.by, max(since, span[0]), min(until, span[1]))) for span in spans]
     if not rows:
-        print_note("nothing is stored of this time")
+        print_note("nothing is stored of this time, which ends with the last whole quarter of an hour before --until")
     report = make_report(args.by, rows, (since, until), prices)
     if args.html:
         _write(args.html, render_page(report, rows, parts, source.node, source.simulated))

@@ -35,8 +35,8 @@ SPLIT = (
     "Each stored interval (a minute) of a device is divided by device time, where its driver tells that of all work. "
     "Where it worked for nobody, or that is not known, by allocation: evenly among the containers that the kubelet has "
     "given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among those who "
-    "made calls to it. What is neither given nor used is idle; time in which nobody looked for more than two "
-    "minutes is unwatched. Neither is charged to anybody. IDLE % is the part of allocated time without a call; where "
+    "made calls to it. What is neither given nor used is idle; time in which nobody looked for more than 150 "
+    "seconds is unwatched. Neither is charged to anybody. IDLE % is the part of allocated time without a call; where "
     "kubenpuctl drivers does not say that submissions are always seen, there may have been work in it. Device seconds "
     "and memory are what the driver tells of its clients, - where it does not."
 )
@@ -229,7 +229,7 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
     if unpriced:
         yield f"no price for {', '.join(unpriced)}"
     if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):
-        yield "for part of the time kubenpud did not run: who was active when is not known of it, calls are complete"
+        yield "for part of the time nothing was stored: who was active when is not known of it, calls are complete"
     known = {row.amounts.get(PRESENT_MS, 0) for row in devices}
     if rows and max(known, default=0) < (max(row.until for row in rows) - min(row.since for row in rows)) * 990:
         yield "calls were not counted, or the history was not kept, for part of the time"

@@ -34,7 +34,7 @@ Shares = Mapping[str, float]
 """Milliseconds by what a chart shows: the colour of a group, or one of the names in parentheses."""
 
 MOST_BARS = 62
-WIDTHS_S = (60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)
+WIDTHS_S = (900, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)
 COLOURS = 8
 OTHERS = "(others)"
 _CLASSES = {OTHERS: "others", UNATTRIBUTED: "unattributed", UNWATCHED: "unwatched", IDLE: "idle"}

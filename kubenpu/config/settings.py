@@ -222,7 +222,7 @@ SETTINGS: tuple[Setting, ...] = (
         "history_retention_days",
         whole_number(1, 3660),
         90,
-        "How long usage is kept: by the minute for two days, then by the hour.",
+        "How long usage is kept: by the minute for two days, then by the quarter of an hour.",
         needs_restart=False,
     ),
     Setting(

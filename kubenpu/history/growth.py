@@ -5,6 +5,7 @@ The totals of calls and those of device time come from two processes, each with 
 workload in two ways: into the device's departed total, when its series is retired, and back among those without a name,
 when a restarted kubenpud has lost the name. The first must not lessen what the workload was charged, the second must,
 because the same amounts come back with the name. The growth of the departed total tells them apart.
+A name that was lost may come back as long as the counters live: whose counts left meanwhile is asked when it does.
 What a device has and no workload explains is unattributed; so workloads and that add up to the device, always.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import add, sub
 from typing import NamedTuple
 
-from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED
+from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED, UNEXPLAINED
 from kubenpu.history.snapshot import CALLS, Snapshot, Total, Values
 from kubenpu.model.usage import (
     ACTIVE_MS,
@@ -31,16 +32,27 @@ from kubenpu.model.usage import (
 )
 
 STEP_S = 60.0
-WATCHED_MS = 2 * int(STEP_S * 1000)
-"""Of a longer interval nobody knows when in it the calls were made."""
+WATCHED_MS = 150_000
+"""Of a longer interval nobody knows when in it the calls were made. A write that failed once does not make one."""
 
-FORGET_MS = 24 * 3600 * 1000
-"""A name that was lost for so long does not come back."""
+MOST_GONE = 1000
+"""So many lost names are remembered. Above that the longest lost are forgotten, and charged again if they come back."""
 
 Key = tuple[int, int]
 """Numbers of workload and device."""
 
 Growth = dict[Key, Values]
+
+
+class Last(NamedTuple):
+    """What was stored last: of which counters, and when that was, of the boot and of the wall."""
+
+    epoch: str
+    boot_end_ms: int
+    end_ms: int
+
+    def is_of_boot(self, epoch: str) -> bool:
+        return boot_of(self.epoch) == boot_of(epoch)
 
 
 class Interval(NamedTuple):
@@ -89,15 +101,30 @@ class Totals:
         self.gone.pop(key, None)
 
 
-def plan_interval(snapshot: Snapshot, last_epoch: str, last_boot_end_ms: int) -> Interval:
+def boot_of(epoch: str) -> str:
+    return epoch.partition("/")[0]
+
+
+def is_base(snapshot: Snapshot, last: Last | None, seen: bool) -> bool:
+    """Whether part of the totals may have been stored already, nobody knows which: nothing of them is stored now.
+
+    `seen`: this epoch is in the history. It is not the one that goes on if there was another one meanwhile. A file
+    without any is new beside counters that are not: it took the place of one that is gone.
+    """
+    if last is not None:
+        return seen and last.epoch != snapshot.epoch
+    begin_ns = min(snapshot.counting_ns.values(), default=0)
+    return snapshot.taken_ns - begin_ns > WATCHED_MS * 1_000_000
+
+
+def plan_interval(snapshot: Snapshot, last: Last | None) -> Interval:
     """From the last one's end. The first of an epoch begins with its counting, after the last one of the same boot."""
     end = snapshot.taken_ns // 1_000_000
-    if last_epoch == snapshot.epoch:
-        start = last_boot_end_ms
+    if last is not None and last.epoch == snapshot.epoch:
+        start = last.boot_end_ms
     else:
-        same_boot = last_epoch.partition("/")[0] == snapshot.epoch.partition("/")[0]
         begin = min(snapshot.counting_ns.values(), default=0) // 1_000_000
-        start = max(min(begin, end), last_boot_end_ms if same_boot else 0)
+        start = max(min(begin, end), last.boot_end_ms if last is not None and last.is_of_boot(snapshot.epoch) else 0)
     return Interval(snapshot.unix_ms - (end - start), snapshot.unix_ms, end, end - start)
 
 
@@ -119,11 +146,14 @@ def plan_growth(
     new, growth = old.copy(), Growth()
     left = {number: new.step((DEPARTED, number), values) for number, values in departed.items()}
     _retire_gone(old, new, workloads, left, now_ms)
+    for number, values in left.items():
+        if old.values and any(values):  # of what departed before nobody here knew the name
+            new.values[UNEXPLAINED, number] = _plus(new.values.get((UNEXPLAINED, number)), values)
     for key, total in workloads.items():
         growth[key] = new.step(key, total.values)
         new.first_ns[key] = total.first_ns
         new.gone.pop(key, None)
-    for key in [key for key, since in new.gone.items() if now_ms - since > FORGET_MS]:
+    for key in sorted(new.gone, key=new.gone.__getitem__)[:-MOST_GONE]:
         new.forget(key)
     _grow_devices(new, growth, devices)
     return new, growth
@@ -144,6 +174,8 @@ def _retire_gone(
     for key in rest:
         if key in workloads:
             _depart(new, key, departed, only_all=False)
+            if key in old.gone:
+                _explain(new, key, workloads[key].values)
         else:
             new.gone[key] = now_ms
     for key in less:
@@ -162,6 +194,16 @@ def _depart(new: Totals, key: Key, departed: dict[int, Values], only_all: bool) 
     return True
 
 
+def _explain(new: Totals, key: Key, now: Values) -> None:
+    """It is back, and so much of it at least is not: that departed while nobody knew whose it was, if anything did."""
+    place = (UNEXPLAINED, key[1])
+    if place in new.values:
+        lacking = (max(0, had - has) for had, has in zip(new.values[key], now, strict=True))
+        left = tuple(map(min, lacking, new.values[place]))
+        new.values[place] = tuple(map(sub, new.values[place], left))
+        new.retire(key, left)
+
+
 def _has_less(old: Totals, key: Key, now: Total | None) -> bool:
     """Whether it lost something since: it is not there, its oldest part is not, or a number went down."""
     return now is None or now.first_ns > old.first_ns[key] or any(map(int.__lt__, now.values, old.values[key]))
@@ -170,7 +212,7 @@ def _has_less(old: Totals, key: Key, now: Total | None) -> bool:
 def _grow_devices(new: Totals, growth: Growth, devices: Mapping[int, Values]) -> None:
     named: dict[int, Values] = {}
     for (workload, device), values in new.values.items():
-        if workload not in (DEVICE, UNATTRIBUTED, DEPARTED):
+        if workload not in (DEVICE, UNATTRIBUTED, DEPARTED, UNEXPLAINED):
             named[device] = _plus(named.get(device), values)
     for number, total in devices.items():
         growth[DEVICE, number] = new.step((DEVICE, number), total)

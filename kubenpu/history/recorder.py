@@ -1,24 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the history: what every total grew by since the last interval, in one transaction with the totals themselves.
 
-Owns the open file. Its data are Snapshots, of which it keeps none: a process killed at any instruction loses and
-doubles nothing. Times of day are the wall's; durations are CLOCK_BOOTTIME's, which nobody sets. Writes what changed.
+Owns the open file, which one process at a time writes. Its data are Snapshots, of which it keeps none: a process killed
+at any instruction loses and doubles nothing. Times of day are the wall's; durations are CLOCK_BOOTTIME's, which nobody
+sets. Writes what changed.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from kubenpu.history.growth import Growth, Interval, Key, Totals, plan_growth, plan_interval, plan_times
-from kubenpu.history.schema import DEVICE, CorruptError, explained, open_for_writing, set_aside, transaction
+from kubenpu.history.growth import (
+    Growth,
+    Interval,
+    Key,
+    Last,
+    Totals,
+    boot_of,
+    is_base,
+    plan_growth,
+    plan_interval,
+    plan_times,
+)
+from kubenpu.history.schema import (
+    DEVICE,
+    CorruptError,
+    DamageError,
+    explained,
+    lock,
+    open_for_writing,
+    set_aside,
+    transaction,
+    whole,
+)
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot
 from kubenpu.history.told import plan_memory, plan_time
-from kubenpu.history.upkeep import Bounds, clean_up, note_used
+from kubenpu.history.upkeep import Bounds, clean_up, follow_clock, note_used
 from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -27,76 +53,133 @@ class Recorder:
     def __init__(self, path: Path, bounds: Bounds) -> None:
         self._path = path
         self.bounds = bounds
+        self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
 
     def record(self, snapshot: Snapshot, least_s: float = 0.0) -> None:
         """Stores what happened since the last time, if that is so long ago or the counters are others.
 
-        A file that is not sound is set aside, which the error tells.
+        A file that is not sound is set aside, which the error tells, and another one begun.
         """
         try:
-            with explained(self._path):
-                connection = self._open()
-                with transaction(connection):
-                    _store(connection, snapshot, least_s)
-                clean_up(connection, self.bounds, snapshot.unix_ms)
+            self._record(snapshot, least_s)
         except CorruptError as error:
-            self.close()
+            self._disconnect()
             aside = set_aside(self._path, snapshot.unix_ms / 1000)
+            self._record(snapshot, 0.0)
             raise CorruptError(f"{error.cause}; it is {aside} now", "Counting goes on in a new file") from error
 
     def close(self) -> None:
+        self._disconnect()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    def _record(self, snapshot: Snapshot, least_s: float) -> None:
+        with explained(self._path):
+            connection = self._open()
+            with transaction(connection):
+                complete = _store(connection, snapshot, least_s)
+            clean_up(connection, self.bounds, snapshot.unix_ms)
+        if not complete:
+            log.warning("%s: what was counted until now is left out, it may have been stored before", self._path)
+
     def _open(self) -> sqlite3.Connection:
-        if self._connection is None or not os.path.exists(self._path):  # noqa: PTH110 - Path.exists() raises what it does not expect
+        if self._connection is not None and not os.path.exists(self._path):  # noqa: PTH110 - Path.exists() raises what it does not expect
             self.close()
+        if self._lock is None:
+            self._lock = lock(self._path)
+        if self._connection is None:
             self._connection = open_for_writing(self._path)
         return self._connection
 
 
-def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -> None:
-    last = connection.execute("SELECT stored.epoch, boot_end_ms, name FROM stored JOIN epoch ON id = stored.epoch")
-    epoch, boot_end_ms, name = last.fetchone() or (0, 0, "")
-    interval = plan_interval(snapshot, name, boot_end_ms)
-    if interval.length_ms <= 0 or (name == snapshot.epoch and interval.length_ms < least_s * 1000):
-        return
+class _Write(NamedTuple):
+    """What is written, and where. `devices`: numbers by address."""
+
+    connection: sqlite3.Connection
+    ids: _Ids
+    snapshot: Snapshot
+    interval: Interval
+    devices: Mapping[str, int]
+
+
+def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -> bool:
+    """False: of what the totals have nothing is stored, because nobody knows what was before (is_base)."""
+    last = _read_last(connection)
+    interval = plan_interval(snapshot, last)
+    goes_on = last is not None and last.epoch == snapshot.epoch
+    if interval.length_ms <= 0 or (goes_on and interval.length_ms < least_s * 1000):
+        return True
+    if last is not None and last.is_of_boot(snapshot.epoch):
+        follow_clock(connection, boot_of(snapshot.epoch), last, interval)
     ids = _Ids(connection)
-    if name != snapshot.epoch:
+    seen = connection.execute("SELECT 1 FROM epoch WHERE name = ?", (snapshot.epoch,)).fetchone() is not None
+    base = is_base(snapshot, last, seen)
+    if not goes_on:
         connection.execute("DELETE FROM last")
         connection.execute("DELETE FROM source")
-        epoch = ids.one("epoch", "name", snapshot.epoch)
+    epoch = ids.one("epoch", "name", snapshot.epoch)
+    connection.execute("DELETE FROM stored")
+    connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, interval.boot_end_ms, interval.end_ms))
+    devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
+    write = _Write(connection, ids, snapshot, interval, devices)
+    growth = _grow(write)
+    told = list(_store_told(write, base))
+    if not base:
+        _store_usage(write, epoch, growth, told)
+    _store_labels(write)
+    return not base
+
+
+def _read_last(connection: sqlite3.Connection) -> Last | None:
+    row = connection.execute("SELECT name, boot_end_ms, end_ms FROM stored JOIN epoch ON id = stored.epoch").fetchone()
+    return None if row is None else Last(row[0], whole(row[1]), whole(row[2]))
+
+
+def _grow(write: _Write) -> Growth:
+    ids, snapshot, devices = write.ids, write.snapshot, write.devices
+    old = _read_totals(write.connection, ids)
+    here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
+    totals = {devices[device]: values for device, values in snapshot.device_totals.items()}
+    departed = {devices[device]: values for device, values in snapshot.departed.items()}
+    new, growth = plan_growth(old, totals, departed, here, write.interval.boot_end_ms)
+    _write_totals(write.connection, ids, old, new)
+    return growth
+
+
+_Told = tuple[int, int, int, int]
+"""Device, workload, measure, value."""
+
+
+def _store_usage(write: _Write, epoch: int, growth: Growth, told: Sequence[_Told]) -> None:
+    connection, ids, snapshot, interval, devices = write
     number = connection.execute(
         "INSERT INTO interval (epoch, start_ms, end_ms, boot_end_ms) VALUES (?, ?, ?, ?)",
         (epoch, interval.start_ms, interval.end_ms, interval.boot_end_ms),
     ).lastrowid
-    connection.execute("DELETE FROM stored")
-    connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, number, interval.boot_end_ms))
-    devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
-    old = _read_totals(connection, ids)
-    here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
-    totals = {devices[device]: values for device, values in snapshot.device_totals.items()}
-    departed = {devices[device]: values for device, values in snapshot.departed.items()}
-    new, growth = plan_growth(old, totals, departed, here, interval.boot_end_ms)
-    _write_totals(connection, ids, old, new)
     usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
     present = {devices[each] for each in snapshot.present if each in devices}
     holders: defaultdict[int, set[int]] = defaultdict(set)
     for names, device in snapshot.held:
         holders[devices[device]].add(ids.workload(names))
-    told = list(_store_told(connection, ids, snapshot, interval, devices))
     timed = {devices[each] for each in snapshot.timed}
     worked = {(w, d): ns for d, w, measure, ns in told if measure == ids.measure(DEVICE_NS) and d in timed}
     times = plan_times(growth, interval, counted, present, holders=holders, worked=worked)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
     usage += [(number, *row) for row in told]
-    connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
+    try:
+        connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
+    except OverflowError as error:  # the totals themselves could be stored
+        raise DamageError("a total grew by more than there can be") from error
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
-    _store_measured(connection, ids, snapshot, devices, {(device, measure) for _, device, _, measure, _ in usage})
-    _store_labels(connection, ids, snapshot)
+    _store_measured(write, {(device, measure) for _, device, _, measure, _ in usage})
 
 
 def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
@@ -113,13 +196,13 @@ def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
     found: defaultdict[Key, list[int]] = defaultdict(lambda: [0] * len(MEASURES))
     for workload, device, measure, value in connection.execute("SELECT * FROM last"):
         if measure in place:
-            found[workload, device][place[measure]] = value
+            found[workload, device][place[measure]] = whole(value)
     totals = Totals({key: tuple(values) for key, values in found.items()})
     for workload, device, first_ns, gone_ms in connection.execute("SELECT * FROM source"):
-        totals.first_ns[workload, device] = first_ns
+        totals.first_ns[workload, device] = whole(first_ns)
         totals.values.setdefault((workload, device), (0,) * len(MEASURES))
         if gone_ms is not None:
-            totals.gone[workload, device] = gone_ms
+            totals.gone[workload, device] = whole(gone_ms)
     return totals
 
 
@@ -146,19 +229,18 @@ def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: T
     connection.executemany("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?)", sources)
 
 
-def _store_told(
-    connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot, interval: Interval, devices: dict[str, int]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Device time and memory: remembers the totals and gives device, workload, measure and what is to be stored."""
-    if not snapshot.told_generation:
+def _store_told(write: _Write, base: bool) -> Iterator[_Told]:
+    """Device time and memory: remembers the totals and gives what is to be stored, if anything is."""
+    connection, ids, snapshot, interval, devices = write
+    if not (snapshot.told_generation or base):
         return
-    boot = snapshot.epoch.partition("/")[0]
+    boot = boot_of(snapshot.epoch)
     source = connection.execute("SELECT boot, generation FROM told_source").fetchone()
     now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()}
     now |= {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
     same_boot = source is not None and source[0] == boot
     departed = {devices[device]: ns for device, ns in snapshot.told_departed.items()}
-    goes_on = not same_boot or source[1] == snapshot.told_generation
+    goes_on = not base and (not same_boot or source[1] == snapshot.told_generation)
     old = _read_time(connection) if same_boot else Totals()
     new, grown = plan_time(old, now, departed, goes_on, interval.boot_end_ms)
     _write_time(connection, new)
@@ -174,11 +256,11 @@ def _read_time(connection: sqlite3.Connection) -> Totals:
     totals = Totals()
     for workload, device, ns, first_ns, gone_ms in connection.execute("SELECT * FROM told"):
         key = (workload, device)
-        totals.values[key] = (ns,)
+        totals.values[key] = (whole(ns),)
         if first_ns is not None:
-            totals.first_ns[key] = first_ns
+            totals.first_ns[key] = whole(first_ns)
         if gone_ms is not None:
-            totals.gone[key] = gone_ms
+            totals.gone[key] = whole(gone_ms)
     return totals
 
 
@@ -188,10 +270,9 @@ def _write_time(connection: sqlite3.Connection, new: Totals) -> None:
     connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", rows)
 
 
-def _store_measured(
-    connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot, devices: dict[str, int], found: set[tuple[int, int]]
-) -> None:
+def _store_measured(write: _Write, found: set[tuple[int, int]]) -> None:
     """What can be known of a device follows its driver; of device time and memory each interval says it by itself."""
+    connection, ids, snapshot, _, devices = write
     connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
     told = {ids.measure(name) for name in (DEVICE_NS, MEMORY_KIB_S)}
     known = {(devices[device], ids.measure(name)) for device, names in snapshot.measured.items() for name in names}
@@ -199,10 +280,11 @@ def _store_measured(
     connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(rows))
 
 
-def _store_labels(connection: sqlite3.Connection, ids: _Ids, snapshot: Snapshot) -> None:
+def _store_labels(write: _Write) -> None:
     """A pod's labels as they are now; a pod of which none are known keeps those it had."""
-    rows = [(ids.workload(names), k, v) for names, labels in snapshot.labels.items() for k, v in labels.items()]
-    connection.executemany(
+    labels = write.snapshot.labels
+    rows = [(write.ids.workload(names), k, v) for names, found in labels.items() for k, v in found.items()]
+    write.connection.executemany(
         "INSERT INTO label VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
         "WHERE value != excluded.value",
         rows,

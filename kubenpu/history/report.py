@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums the history up: usage between two times by namespace, pod, container, unit, device or label.
 
-Opens the file for reading, for one question. An interval belongs to the time in which it ended, so that what is asked
-for adjacent times adds up. Refuses what takes longer than its deadline or gives more rows than the caller takes.
+Opens the file for reading, for one question. An interval belongs to the quarter of an hour in which it ended, and a
+question is about whole quarters, as old usage is kept in: so what is told of adjacent times adds up, whenever each was
+asked. Refuses what takes longer than its deadline or gives more rows than the caller takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kubenpu.history.schema import DEVICE, READ_REMEDY, UNATTRIBUTED, explained, open_for_reading
+from kubenpu.history.schema import DEVICE, READ_REMEDY, UNATTRIBUTED, explained, open_for_reading, text, whole
+from kubenpu.history.upkeep import quarter_before
 from kubenpu.model.errors import SourceError
 from kubenpu.model.usage import (
     ALLOCATED_MS,
@@ -58,16 +60,21 @@ def check_by(by: str) -> str:
 def read_usage(
     path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = 4096
 ) -> list[UsageRow]:
-    """Rows by device, for each of them the device first, then what is unattributed, then the groups."""
+    """Rows by device, for each of them the device first, then what is unattributed, then the groups.
+
+    The two times are moved back to the last whole quarter of an hour, also when that is in the future.
+    """
     check_by(by)
     with explained(path, READ_REMEDY), _reading(path, deadline_s) as connection:
-        low, high = (int(min(max(each, 0.0), 1e12) * 1000) for each in (since, until))
+        low, high = (quarter_before(int(min(max(each, 0.0), 1e12) * 1000)) for each in (since, until))
         extent = "SELECT MIN(start_ms), MAX(end_ms) FROM interval WHERE end_ms > ? AND end_ms <= ?"
         begin_ms, end_ms = connection.execute(extent, (low, high)).fetchone()
         if begin_ms is None:
             return []
+        begin, end = whole(begin_ms) / 1000, whole(end_ms) / 1000
         amounts = _sum_up(connection, by, low, high, max_rows)
-        devices = connection.execute("SELECT id, address, vendor FROM device ORDER BY address").fetchall()
+        found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address")
+        devices = [(number, text(address), vendor and text(vendor)) for number, address, vendor in found]
         known = _measured(connection)
     rows = []
     for number, address, vendor in devices:
@@ -77,7 +84,7 @@ def read_usage(
             part = _PARTS.get(group.part, Part.WORKLOAD)
             shown = {name: amounts[group].get(name, 0) for name in measured if _fits(part, name)}
             names = dict(zip(("label",) if by.startswith(BY_LABEL) else _COLUMNS[by], group.names, strict=False))
-            rows.append(UsageRow(part, address, vendor, begin_ms / 1000, end_ms / 1000, shown, **names))
+            rows.append(UsageRow(part, address, vendor, begin, end, shown, **names))
     return rows
 
 
@@ -113,7 +120,7 @@ def _sum_up(
     """  # noqa: S608
     found: dict[_Group, dict[str, int]] = {}
     for device, part, measure, value, *given in connection.execute(query, (low, high, label)):
-        found.setdefault(_Group(device, part, tuple(given)), {})[measure] = value
+        found.setdefault(_Group(device, part, tuple(map(text, given))), {})[text(measure)] = whole(value)
         if len(found) > max_rows:
             raise SourceError(f"more than {max_rows} rows", "Ask for less time, or sum up by something coarser")
     for device, part in [(group.device, part) for group in found for part in (DEVICE, UNATTRIBUTED)]:
@@ -125,7 +132,7 @@ def _measured(connection: sqlite3.Connection) -> dict[int, list[str]]:
     known: dict[int, list[str]] = {}
     order = "SELECT device, name FROM measured JOIN measure ON id = measure ORDER BY device, id"
     for device, name in connection.execute(order):
-        known.setdefault(device, []).append(name)
+        known.setdefault(device, []).append(text(name))
     return known
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the history small: minutes become hours after two days, and the oldest go when they are too old or too many.
+"""Keeps the history small: minutes become quarters of an hour after two days, and the oldest go when they are too old
+or too many. Keeps it in time: what was stored under a clock that was wrong is dated anew when that is set.
 
-Little at a time, so that neither a long pause nor a wrong clock costs much: per minute one hour is summed up and ten
-intervals are dropped for their age. Sums of what stays do not change; an hour is the sum of its minutes.
+Little at a time, so that neither a long pause nor a wrong clock costs much: per minute one quarter is summed up and ten
+intervals are dropped for their age. Sums of what stays do not change; a quarter is the sum of its minutes, and reports
+begin and end at one.
 """
 
 from __future__ import annotations
@@ -12,11 +14,18 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
-from kubenpu.history.schema import DEPARTED, transaction
+from kubenpu.history.growth import Interval, Last
+from kubenpu.history.schema import UNEXPLAINED, transaction, whole
 
 HOUR_MS = 3600 * 1000
 DAY_MS = 24 * HOUR_MS
+QUARTER_MS = 15 * 60 * 1000
+"""What begins and ends with a whole one does so in every time zone."""
+
 MINUTES_KEPT_MS = 2 * DAY_MS
+CLOCK_SET_MS = 5 * 60 * 1000
+"""A clock that moves by more was wrong."""
+
 AT_ONCE = 10
 """Intervals dropped for their age at a time: ten times as many as come, and few enough for a clock that errs."""
 
@@ -43,7 +52,7 @@ class Bounds(NamedTuple):
 
 def clean_up(connection: sqlite3.Connection, bounds: Bounds, now_ms: int) -> None:
     with transaction(connection):
-        _roll_up(connection, (now_ms - MINUTES_KEPT_MS) // HOUR_MS * HOUR_MS)
+        _roll_up(connection, quarter_before(now_ms - MINUTES_KEPT_MS))
         old = "SELECT id FROM interval WHERE end_ms < ? ORDER BY end_ms LIMIT ?"
         _drop(connection, connection.execute(old, (now_ms - bounds.retention_days * DAY_MS, AT_ONCE)).fetchall())
         if _used_bytes(connection) > bounds.max_mib << 20:
@@ -51,6 +60,24 @@ def clean_up(connection: sqlite3.Connection, bounds: Bounds, now_ms: int) -> Non
             _drop(connection, connection.execute(oldest, (AT_ONCE_FOR_SIZE,)).fetchall())
     if _pragma(connection, "freelist_count") > SPARE_PAGES:
         connection.execute(f"PRAGMA incremental_vacuum({SPARE_PAGES})").fetchall()
+
+
+def quarter_before(ms: int) -> int:
+    return ms // QUARTER_MS * QUARTER_MS
+
+
+def follow_clock(connection: sqlite3.Connection, boot: str, last: Last, now: Interval) -> None:
+    """The wall's clock is right as it is now. When it was set since, intervals of this boot move with it: of its first
+    day all (a board without a clock learned the time), later those that would not have happened yet."""
+    jump_ms = (now.end_ms - now.boot_end_ms) - (last.end_ms - last.boot_end_ms)
+    if abs(jump_ms) <= CLOCK_SET_MS:
+        return
+    connection.execute(
+        "UPDATE interval SET start_ms = start_ms + ?1, end_ms = end_ms + ?1 WHERE (?2 OR end_ms > ?3) "
+        "AND epoch IN (SELECT id FROM epoch WHERE substr(name, 1, length(?4) + 1) = ?4 || '/')",
+        (jump_ms, now.boot_end_ms <= DAY_MS, now.end_ms, boot),
+    )
+    connection.execute("UPDATE workload SET used_ms = ?", (now.end_ms,))
 
 
 def note_used(connection: sqlite3.Connection, workloads: Iterable[int], end_ms: int) -> None:
@@ -62,17 +89,17 @@ def note_used(connection: sqlite3.Connection, workloads: Iterable[int], end_ms: 
 
 
 def _roll_up(connection: sqlite3.Connection, before_ms: int) -> None:
-    """The oldest hour that is in minutes becomes one interval, with the number of its last minute."""
+    """The oldest quarter that is in minutes becomes one interval, with the number of its last minute."""
     fine = connection.execute(
-        "SELECT id, epoch, end_ms / ?, start_ms FROM interval WHERE rolled = 0 AND id >= "
-        "(SELECT id FROM interval WHERE rolled = 0 AND end_ms < ? ORDER BY id LIMIT 1) ORDER BY id LIMIT 120",
-        (HOUR_MS, before_ms),
+        "SELECT id, epoch, (end_ms - 1) / ?, start_ms FROM interval WHERE rolled = 0 AND id >= "
+        "(SELECT id FROM interval WHERE rolled = 0 AND end_ms <= ? ORDER BY id LIMIT 1) ORDER BY id LIMIT 120",
+        (QUARTER_MS, before_ms),
     ).fetchall()
     if not fine:
         return
-    hour = list(takewhile(lambda row: row[1:3] == fine[0][1:3], fine))
-    first, last = hour[0], hour[-1]
-    connection.executemany("UPDATE interval SET rolled = 2 WHERE id = ?", [(row[0],) for row in hour])
+    quarter = list(takewhile(lambda row: row[1:3] == fine[0][1:3], fine))
+    first, last = quarter[0], quarter[-1]
+    connection.executemany("UPDATE interval SET rolled = 2 WHERE id = ?", [(row[0],) for row in quarter])
     for statement in _ROLL_UP:
         connection.execute(statement)
     connection.execute("UPDATE interval SET rolled = 1, start_ms = ? WHERE id = ?", (first[3], last[0]))
@@ -90,7 +117,7 @@ def _drop(connection: sqlite3.Connection, intervals: list[tuple[int]]) -> None:
         connection.execute(
             "DELETE FROM workload WHERE id > ? AND used_ms < ? AND id NOT IN (SELECT workload FROM source) "
             "AND id NOT IN (SELECT workload FROM last) AND id NOT IN (SELECT workload FROM told)",
-            (DEPARTED, oldest_ms - 2 * HOUR_MS),
+            (UNEXPLAINED, whole(oldest_ms) - 2 * HOUR_MS),
         )
     connection.execute("DELETE FROM label WHERE workload NOT IN (SELECT id FROM workload)")
     connection.execute(

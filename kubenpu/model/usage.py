@@ -40,7 +40,8 @@ class Part(enum.Enum):
 class UsageRow:
     """Amounts of one group on one device. Of the names those are set that the usage was summed up by.
 
-    `since` and `until`: Unix time that the stored intervals begin and end, which is where the sum does.
+    `since` and `until`: Unix time that the stored intervals begin and end, which is where the sum does. They are those
+    that ended in the whole quarters of an hour that were asked for.
     WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; ACTIVE_MS
     (intervals with calls), ALLOCATED_MS (the device was given to it, of a device: to anybody) and UNUSED_MS (of that
     the intervals without calls); of a workload SHARE_MS (its part of the device's time); of a device PRESENT_MS

@@ -2,7 +2,8 @@
 """The history beside the daemon: takes a picture of the node once a minute, stores it, and answers what was used when.
 
 Owns the recorder, which one thread at a time uses. A history that cannot be written is a source that is down and
-stops nothing: what is not stored today is part of what is stored next. SQLite is imported when there is a history.
+stops nothing: it is tried again soon, and what is not stored today is part of what is stored next. SQLite is imported
+when there is a history.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SOURCE = "history"
 QUERY_SECONDS = 10.0
+RETRY_SECONDS = 10.0
+"""After what could not be written. One failure does not make an interval of which nobody knows who was active."""
 
 
 class History:
@@ -31,6 +34,7 @@ class History:
         self._path = settings.history_file if settings.history_enabled else None
         self._recorder: Recorder | None = None
         self._begun = False
+        self._doubted = False
         self.apply(settings)
 
     def apply(self, settings: Settings) -> None:
@@ -52,8 +56,10 @@ class History:
         from kubenpu.history.growth import STEP_S  # noqa: PLC0415
 
         self._begun = True
-        self._record(self._recorder, STEP_S / 2)
-        return STEP_S
+        if self._doubted:
+            self._doubted = False
+            self._recorder.close()  # whoever opens it looks through all of it
+        return STEP_S if self._record(self._recorder, STEP_S / 2) else RETRY_SECONDS
 
     def close(self) -> None:
         """What happened until now is stored: a reboot may be next, which the kernel's counts do not survive."""
@@ -67,17 +73,25 @@ class History:
             raise SourceError("there is no history: history.enabled is false", "Set it and restart kubenpud")
         from kubenpu.api.fields import MAX_USAGE_ROWS  # noqa: PLC0415 - whoever asks has imported it
         from kubenpu.history.report import read_usage  # noqa: PLC0415
+        from kubenpu.history.schema import CorruptError  # noqa: PLC0415
 
-        return read_usage(self._path, by, since, until, deadline_s=QUERY_SECONDS, max_rows=MAX_USAGE_ROWS)
+        try:
+            return read_usage(self._path, by, since, until, deadline_s=QUERY_SECONDS, max_rows=MAX_USAGE_ROWS)
+        except CorruptError:
+            self._doubted = True
+            raise
 
-    def _record(self, recorder: Recorder, least_s: float) -> None:
+    def _record(self, recorder: Recorder, least_s: float) -> bool:
+        """False when it is to be tried again. A file that was set aside is not: there is another one."""
+        from kubenpu.history.schema import CorruptError  # noqa: PLC0415
         from kubenpu.history.snapshot import read_snapshot  # noqa: PLC0415
 
-        begin, reason = time.monotonic(), ""
+        begin, reason, done = time.monotonic(), "", True
         snapshot = read_snapshot(self._node.view(), int(time.time() * 1000), self._node.visibility)
         if snapshot is not None:
             try:
                 recorder.record(snapshot, least_s)
             except KubeNpuError as e:
-                reason = str(e)
+                reason, done = str(e), isinstance(e, CorruptError)
         self._node.note_source(SOURCE, reason, time.monotonic() - begin)
+        return done

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ GPU, NPU = "0000:00:02.0", "npu.0"
 WEB: Names = ("pod", "shop", "web-0", "main", "u1", "")
 JOB: Names = ("pod", "ml", "train-0", "worker", "u2", "")
 SSH: Names = ("host", "", "", "", "", "ssh.service")
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+MINUTE_MS, QUARTER_MS, HOUR_MS, DAY_MS = 60_000, 900_000, 3_600_000, 86_400_000
 BEGIN_MS = 1_699_999_200_000  # a whole hour
 NOTHING: Values = (0,) * len(MEASURES)
 SUBMIT, ERROR, WAIT = 0, 7, 14  # places among MEASURES
@@ -44,7 +45,7 @@ class Rig:
     epoch: str = "boot-1/7"
     boot_ms: int = 10 * MINUTE_MS
     wall_ms: int = BEGIN_MS
-    counting_ms: int | None = 0
+    counting_ms: int | None = 10 * MINUTE_MS
     totals: dict[tuple[Names, str], Values] = field(default_factory=dict)
     first_ns: dict[tuple[Names, str], int] = field(default_factory=dict)
     devices: dict[str, Values] = field(default_factory=lambda: {GPU: NOTHING, NPU: NOTHING})
@@ -114,6 +115,12 @@ class Rig:
         self.boot_ms += ms
         self.wall_ms += ms + jump_ms
         self.recorder.record(self.snapshot())
+
+    def kill(self) -> None:
+        """The recorder, in the middle of whatever it does; another one takes its place."""
+        if self.recorder._lock is not None:
+            os.close(self.recorder._lock)
+        self.recorder = Recorder(self.path, self.bounds)
 
     def rows(self, by: str = "container", since_ms: int = 0, until_ms: int = 10**14) -> list[UsageRow]:
         return read_usage(self.path, by, since_ms / 1000, until_ms / 1000, deadline_s=60)

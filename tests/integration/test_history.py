@@ -89,7 +89,8 @@ class Node:
         }
 
     def report(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.kubenpuctl("report", *words)
+        """With the quarter of an hour that is not over."""
+        return self.kubenpuctl("report", "--until", "@99999999999", *words)
 
     def kubenpuctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kubenpu.cli.main", *words]

@@ -143,7 +143,7 @@ def test_notes_tell_what_is_not_known() -> None:
         "calls were not counted, or the history was not kept, for part of the time",
     ]
     assert made.lines[-1].sum_of("calls.submit") is None
-    assert "kubenpud did not run" in " ".join(report().notes)
+    assert "nothing was stored" in " ".join(report().notes)
 
 
 # ---- times ----

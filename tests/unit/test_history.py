@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.history.recorder import Recorder
+from kubenpu.history import growth
 from kubenpu.history.snapshot import Names
 from kubenpu.model.usage import (
     ACTIVE_MS,
@@ -20,7 +20,7 @@ from kubenpu.model.usage import (
     UNUSED_MS,
     UNWATCHED_MS,
 )
-from tests.fakes.history_rig import DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, NPU, SSH, WEB, Rig, plus, some
+from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, NPU, SSH, WEB, Rig, plus, some
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def test_another_driver_lets_other_things_be_known(rig: Rig) -> None:
     """Of what it does not let one know there is no 0, but what was counted before stays."""
+    rig.wall_ms = BEGIN_MS - MINUTE_MS
     rig.call(WEB, 5)
     rig.step()
     begin = rig.wall_ms
@@ -54,6 +55,7 @@ def test_another_driver_lets_other_things_be_known(rig: Rig) -> None:
 
 
 def test_growth_is_stored_and_not_totals(rig: Rig) -> None:
+    rig.wall_ms = BEGIN_MS - MINUTE_MS
     rig.call(WEB, 5)
     rig.step()
     begin = rig.wall_ms
@@ -68,7 +70,7 @@ def test_growth_is_stored_and_not_totals(rig: Rig) -> None:
 def test_another_recorder_goes_on_where_the_last_one_was_killed(rig: Rig) -> None:
     rig.call(WEB, 5)
     rig.step()
-    rig.recorder = Recorder(rig.path, rig.bounds)  # the other one is not closed: it was killed
+    rig.kill()
     rig.call(WEB, 1)
     rig.step()
     assert rig.submits() == {"device": 6, "unattributed": 0, "web-0": 6}
@@ -139,20 +141,62 @@ def test_what_was_retired_before_it_was_stored_is_unattributed(rig: Rig) -> None
     assert rig.submits() == {"device": 9, "unattributed": 4, "web-0": 5}
 
 
-def test_a_lost_name_that_comes_back_is_not_charged_again(rig: Rig) -> None:
+def lose(rig: Rig, *names: Names) -> None:
+    """kubenpud was started without its names.json, and the runtime does not answer."""
+    for each in names:
+        del rig.totals[each, GPU], rig.first_ns[each, GPU]
+
+
+@pytest.mark.parametrize("hours", [0, 23, 26, 24 * 30])
+def test_a_lost_name_that_comes_back_is_not_charged_again(rig: Rig, hours: int) -> None:
     rig.call(WEB, 5)
     rig.step()
     kept = dict(rig.totals), dict(rig.first_ns)
-    rig.totals, rig.first_ns = {}, {}
+    lose(rig, WEB)
     rig.step()
+    rig.step(hours * HOUR_MS + 1)
     rig.totals, rig.first_ns = kept
     rig.call(WEB, 1)
     rig.step()
     assert rig.submits() == {"device": 6, "unattributed": 0, "web-0": 6}
 
 
+def test_what_departed_under_no_name_is_not_taken_off_who_comes_back(rig: Rig) -> None:
+    """A unit's dead cgroups lose their name and are folded; then it calls again. It never has less than before."""
+    rig.call(WEB, 5)
+    rig.call(SSH, 7)
+    rig.step()
+    lose(rig, SSH)
+    rig.step()
+    rig.departed[GPU] = some(7)
+    rig.step(HOUR_MS)
+    found = []
+    for _ in range(3):
+        rig.call(SSH, 4)
+        rig.step()
+        found.append(rig.submits()["ssh.service"])
+    assert found == [7, 11, 15]  # at first nobody knows that the 4 are none of the 7
+    assert rig.submits() == {"device": 24, "unattributed": 4, "web-0": 5, "ssh.service": 15}
+
+
+def test_of_lost_names_the_longest_lost_are_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "MOST_GONE", 2)
+    for names in (WEB, JOB, SSH):
+        rig.call(names, 5)
+    rig.step()
+    kept = dict(rig.totals), dict(rig.first_ns)
+    for names in (JOB, WEB, SSH):
+        lose(rig, names)
+        rig.step()
+    assert rig.query("SELECT COUNT(*) FROM source") == [(2,)]
+    rig.totals, rig.first_ns = kept
+    rig.step()
+    assert rig.submits() == {"device": 15, "unattributed": -5, "web-0": 5, "train-0": 10, "ssh.service": 5}
+
+
 def test_a_name_that_comes_late_takes_its_calls_along(rig: Rig) -> None:
     """Over all time they are the pod's; seen from between, they were nobody's before and left there."""
+    rig.wall_ms = BEGIN_MS - MINUTE_MS
     rig.call(None, 5)
     rig.step()
     between = rig.wall_ms
@@ -192,7 +236,7 @@ def test_a_minute_is_divided_among_those_who_called(rig: Rig) -> None:
     }
     assert rig.times(ACTIVE_MS)["web-0"] == rig.times(ACTIVE_MS)["device"] == 2 * (MINUTE_MS + 1)
     assert rig.times(ACTIVE_MS, NPU) == {"device": MINUTE_MS, "unattributed": MINUTE_MS}
-    assert rig.times(PRESENT_MS) == {"device": rig.boot_ms}
+    assert rig.times(PRESENT_MS) == {"device": rig.boot_ms - 10 * MINUTE_MS}
 
 
 def test_a_device_that_was_given_is_divided_among_those_it_was_given_to(rig: Rig) -> None:
@@ -239,14 +283,14 @@ def test_an_hour_without_kubenpud_is_one_interval_that_nobody_watched(rig: Rig) 
 
 
 def test_counting_that_began_late_is_not_present_before(rig: Rig) -> None:
-    rig.counting_ms = rig.boot_ms - 5 * MINUTE_MS
+    rig.counting_ms = rig.boot_ms + 20_000
     rig.step()
-    assert rig.times(PRESENT_MS) == {"device": 6 * MINUTE_MS}
+    assert rig.times(PRESENT_MS) == {"device": 40_000}
     rig.counting_ms = None
     rig.step()
     rig.counting_ms = rig.boot_ms + 20_000
     rig.step()
-    assert rig.times(PRESENT_MS) == {"device": 6 * MINUTE_MS + 40_000}
+    assert rig.times(PRESENT_MS) == {"device": 80_000}
 
 
 def test_a_device_that_was_pulled_out_is_present_as_long_as_it_worked(rig: Rig) -> None:
@@ -255,7 +299,7 @@ def test_a_device_that_was_pulled_out_is_present_as_long_as_it_worked(rig: Rig) 
     rig.present = frozenset({GPU})
     rig.step()
     rig.step()
-    assert rig.times(PRESENT_MS, NPU) == {"device": rig.boot_ms - MINUTE_MS}
+    assert rig.times(PRESENT_MS, NPU) == {"device": 2 * MINUTE_MS}
 
 
 @pytest.mark.parametrize("jump_ms", [-3 * DAY_MS, 3 * DAY_MS])
@@ -265,8 +309,8 @@ def test_a_clock_that_is_set_changes_no_sum_and_no_duration(rig: Rig, jump_ms: i
         rig.call(None, 1)
         rig.step(jump_ms=jump)
     assert rig.submits() == {"device": 10, "unattributed": 5, "web-0": 5}
-    assert rig.times(PRESENT_MS) == {"device": rig.boot_ms}
-    assert rig.times(ACTIVE_MS)["web-0"] == 4 * MINUTE_MS  # the first interval is since boot
+    assert rig.times(PRESENT_MS) == {"device": 5 * MINUTE_MS}
+    assert rig.times(ACTIVE_MS)["web-0"] == 5 * MINUTE_MS
 
 
 def test_steps_that_follow_too_soon_are_left_out_but_for_new_counters(rig: Rig) -> None:

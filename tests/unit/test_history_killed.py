@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fakes.history_rig import GPU, WEB, Rig, some
+from tests.fakes.history_rig import GPU, MINUTE_MS, WEB, Rig, some
 
 KILLS = 12
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ while True:
     memory[:] = struct.pack("Q", calls + 1)
     rig.totals[WEB, GPU] = rig.devices[GPU] = some(calls + 1)
     rig.first_ns[WEB, GPU] = 1
-    rig.boot_ms = 10**6 + calls
+    rig.boot_ms = rig.counting_ms + calls
     rig.recorder.record(rig.snapshot())
     print(end=".", flush=True)
 """
@@ -45,7 +45,7 @@ def test_a_recorder_that_is_killed(tmp_path: Path) -> None:
     with counter.open("r+b") as file, mmap.mmap(file.fileno(), 8) as memory:
         (calls,) = struct.unpack("Q", memory[:])
     assert calls >= KILLS * (KILLS + 1) / 2
-    rig = Rig(tmp_path / "usage.db", boot_ms=10**6 + calls)
+    rig = Rig(tmp_path / "usage.db", boot_ms=10 * MINUTE_MS + calls)
     rig.totals[WEB, GPU] = rig.devices[GPU] = some(calls)
     rig.first_ns[WEB, GPU] = 1
     rig.step()

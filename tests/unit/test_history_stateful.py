@@ -4,6 +4,7 @@
 Calls, allocations, deaths, retirement, names that come late or are lost, a kubenpud that is killed while it folds or
 stores, new counters, reboots, clocks that are set: after every interval the workloads and what is unattributed add up
 to what the device counted, nobody has more than he made, and who was named and stored in time has exactly that.
+What was told once of a span of time adds up with what is told later of the rest.
 """
 
 from __future__ import annotations
@@ -74,8 +75,11 @@ class HistoryMachine(RuleBasedStateMachine):
         self.made: Counter[tuple[Name, str]] = Counter()
         self.unstored: Counter[tuple[Name, str]] = Counter()
         self.inexact: set[tuple[Name, str]] = set()
+        self.told: dict[float, list[UsageRow]] = {}  # of all time until then, as it was told at some time
+        self.clock_set = False  # since the last interval: intervals may move with it
         self.new_counters()
         self.recorder = Recorder(self.path, BOUNDS)
+        self.record()
 
     def teardown(self) -> None:
         self.recorder.close()
@@ -125,10 +129,14 @@ class HistoryMachine(RuleBasedStateMachine):
     def die(self, owner: Owner) -> None:
         self.alive.pop(owner, None)
 
-    @rule(seconds=st.sampled_from([0.5, 60.0, 110.0, 4000.0]), jump=st.sampled_from([0.0, 0.0, 0.0, -7200.0, 86400.0]))
+    @rule(
+        seconds=st.sampled_from([0.5, 60.0, 110.0, 4000.0, 200000.0]),
+        jump=st.sampled_from([0.0, 0.0, 0.0, 0.0, -7200.0, 86400.0]),
+    )
     def wait(self, seconds: float, jump: float) -> None:
         self.boot_s += seconds
         self.wall_s += seconds + jump
+        self.clock_set |= bool(jump)
 
     @rule(answer=st.sampled_from(["final", "final", "none"]), part=st.sampled_from([None, None, None, 0, 1]))
     def daemon_cycle(self, answer: str, part: int | None) -> None:
@@ -156,11 +164,13 @@ class HistoryMachine(RuleBasedStateMachine):
         self.recorder.close()
         self.recorder = Recorder(self.path, BOUNDS)
 
-    @rule()
-    def lose_names(self) -> None:
+    @rule(seconds=st.sampled_from([0.0, 200000.0]))
+    def lose_names(self, seconds: float) -> None:
         """names.json is gone. All names come back before anything is folded: a runtime knows who lives."""
         if all(owner in self.alive and self.alive[owner] == cgroup for cgroup, owner in self.owners.items()):
             self.ledger = Ledger(RETENTION_S, boot_unix_s=0.0)
+            self.record()
+            self.wait(seconds, 0.0)
             self.record()
             self.daemon_cycle("final", None)
 
@@ -199,6 +209,9 @@ class HistoryMachine(RuleBasedStateMachine):
     def record(self) -> None:
         self.wait(1.0, 0.0)
         self.recorder.record(self.snapshot())
+        if self.clock_set:
+            self.told.clear()
+        self.clock_set = False
         self.unstored.clear()
         self.named = frozenset(self.ledger.names())
         rows = read_usage(self.path, "container", 0, 1e11, deadline_s=60)
@@ -233,17 +246,24 @@ class HistoryMachine(RuleBasedStateMachine):
         if (name, row.device) not in self.inexact and name not in pending:
             assert calls(row) == made.get(name, 0)
 
+    @rule(ago=st.floats(0, 5000))
+    def ask(self, ago: float) -> None:
+        """Of what is in minutes yet; by the time it is compared that may be in quarters of an hour."""
+        border = self.wall_s - ago
+        self.told[border] = read_usage(self.path, "container", 0, border, deadline_s=60)
+
     def check_windows(self, rows: list[UsageRow]) -> None:
-        """Adjacent windows add up to the whole, wherever the border is."""
-        border = (rows[0].since + rows[0].until) / 2
-        parts = [read_usage(self.path, "container", *span, deadline_s=60) for span in ((0, border), (border, 1e11))]
-        summed: Counter[object] = Counter()
-        for row in (row for part in parts for row in part):
-            for measure, value in row.amounts.items():
-                summed[row.part, row.device, *name_of_row(row), measure] += value
-        for row in rows:
-            for measure, value in row.amounts.items():
-                assert summed[row.part, row.device, *name_of_row(row), measure] == value
+        """Adjacent windows add up to the whole, wherever the border is, and whenever each was asked for."""
+        half = (rows[0].since + rows[0].until) / 2
+        told = {**self.told, half: read_usage(self.path, "container", 0, half, deadline_s=60)}
+        for border, part in told.items():
+            summed: Counter[object] = Counter()
+            for row in (*part, *read_usage(self.path, "container", border, 1e11, deadline_s=60)):
+                for measure, value in row.amounts.items():
+                    summed[row.part, row.device, *name_of_row(row), measure] += value
+            for row in rows:
+                for measure, value in row.amounts.items():
+                    assert summed[row.part, row.device, *name_of_row(row), measure] == value
 
 
 def name_of_row(row: UsageRow) -> Name:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.history.growth import FORGET_MS
 from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import Told, read_snapshot
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.usage import BY_ALLOCATION_MS, BY_DEVICE_TIME_MS, DEVICE_NS, MEMORY_KIB_S, SHARE_MS, UNWATCHED_MS
 from kubenpu.model.view import ClientTotals, ClientUsage
 from tests.fakes.dbus_node import HOST, IGPU, LOST, NPU, POD, VIEW
-from tests.fakes.history_rig import GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
+from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -139,13 +138,15 @@ def test_a_name_that_was_lost_in_part_is_not_charged_again(rig: Rig, web_first: 
     assert seconds(rig) == {"device": 15, "web-0": 15}
 
 
-def test_a_name_is_forgotten_after_a_day(rig: Rig) -> None:
+def test_a_name_that_was_lost_for_days_is_not_charged_again(rig: Rig) -> None:
     tell(rig, 10)
     rig.step()
-    tell(rig, None, nobody=10)
+    tell(rig, None, nobody=12)
     rig.step()
-    rig.step(FORGET_MS + MINUTE_MS)
-    assert rig.query("SELECT workload FROM told WHERE first_ns") == []
+    rig.step(5 * DAY_MS)
+    tell(rig, 15)
+    rig.step()
+    assert seconds(rig) == {"device": 15, "web-0": 15}
 
 
 def test_a_new_boot_begins_at_nothing(rig: Rig) -> None:
@@ -191,6 +192,7 @@ def test_while_nobody_looks_nothing_is_stored_and_later_all(rig: Rig) -> None:
 
 
 def test_where_nobody_looked_nothing_is_known(rig: Rig) -> None:
+    rig.wall_ms = BEGIN_MS - MINUTE_MS
     tell(rig, 10)
     rig.step()
     end_ms = rig.wall_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -16,9 +17,9 @@ from kubenpu.history.snapshot import read_snapshot
 from kubenpu.model.allocation import Allocations
 from kubenpu.model.errors import SourceError
 from kubenpu.model.sample import HookStatus
-from kubenpu.model.usage import PRESENT_MS, Part
+from kubenpu.model.usage import PRESENT_MS, UNWATCHED_MS, Part
 from kubenpu.model.view import View
-from kubenpu.service.history import History
+from kubenpu.service.history import RETRY_SECONDS, History
 from kubenpu.service.node import Node
 from tests.fakes.dbus_node import ALLOCATIONS, IGPU, NPU, VIEW, VISIBILITY, counts
 
@@ -40,7 +41,15 @@ class FakeNode:
         self.notes.append(reason)
 
 
-COUNTED = replace(VIEW, epoch="boot/1", taken_ns=10**12)
+COUNTED = replace(VIEW, epoch="boot/1", taken_ns=10**11)
+
+
+def more_calls(view: View) -> View:
+    usage = view.device_usage[0]
+    return replace(
+        view,
+        device_usage=(replace(usage, settled=counts(*(n + 1 for n in usage.settled.calls))), *view.device_usage[1:]),
+    )
 
 
 def later(view: View, seconds: float) -> View:
@@ -125,12 +134,56 @@ def test_without_counts_nothing_is_stored(settings: Settings) -> None:
 def test_what_is_in_the_way_is_a_source_that_is_down(settings: Settings) -> None:
     history, node = made(settings)
     settings.history_file.parent.write_text("")
-    assert history.step() == 60.0
+    assert history.step() == RETRY_SECONDS
     assert "cannot use" in node.notes[-1]
     settings.history_file.parent.unlink()
     history.step()
     assert node.notes[-1] == ""
     assert intervals(settings) == 1
+    history.close()
+
+
+def test_one_write_that_failed_makes_no_time_free(settings: Settings) -> None:
+    """Another process holds the file for some seconds; steps take longer than a minute."""
+    history, node = made(settings)
+    history.step()
+    with closing(sqlite3.connect(settings.history_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        node.shown = later(COUNTED, 60.1)
+        assert history.step() == RETRY_SECONDS
+        assert "locked" in node.notes[-1]
+    node.shown = later(more_calls(COUNTED), 60.1 + 2 * RETRY_SECONDS + 60.1)
+    assert history.step() == 60.0
+    (whole,) = (r for r in history.usage("pod", 0, 1e10) if (r.part, r.device) == (Part.DEVICE, IGPU))
+    assert UNWATCHED_MS not in whole.amounts
+    history.close()
+
+
+def test_a_file_that_is_set_aside_is_said_until_the_next_minute(settings: Settings) -> None:
+    history, node = made(settings)
+    history.step()
+    history.close()
+    settings.history_file.write_bytes(b"x" * 9000)
+    node.shown = later(COUNTED, 60)
+    assert history.step() == 60.0
+    assert "corrupt-" in node.notes[-1]
+    history.close()
+
+
+def test_a_report_that_finds_damage_has_the_file_looked_through(settings: Settings) -> None:
+    """It is in pages that nobody needs for storing."""
+    history, node = made(settings)
+    history.step()
+    connection = sqlite3.connect(settings.history_file)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT, ', '')")
+    connection.commit()
+    connection.close()
+    with pytest.raises(SourceError, match="tables are others"):
+        history.usage("pod", 0, 1e10)
+    node.shown = later(COUNTED, 60)
+    history.step()
+    assert "corrupt-" in node.notes[-1]
     history.close()
 
 

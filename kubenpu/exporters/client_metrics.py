@@ -13,6 +13,7 @@ from kubenpu.model.identity import OwnerKind
 from kubenpu.model.view import ClientUsage
 
 FDINFO = "kubenpu-clients: fdinfo"
+MEMORY = f"{FDINFO}; dmem.current where a driver never tells"
 POD_LABELS = ("pod", "namespace", "container", "device")
 HOST_LABELS = ("unit", "device")
 
@@ -62,7 +63,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*POD_LABELS, "region"),
         "Memory of a device, or of the node for it, that a container of a pod has now; shared buffers count for each.",
         "bytes",
-        FDINFO,
+        MEMORY,
         _memory(OwnerKind.POD),
     ),
     Metric(
@@ -80,7 +81,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*HOST_LABELS, "region"),
         "Memory that something outside pods has now.",
         "bytes",
-        FDINFO,
+        MEMORY,
         _memory(OwnerKind.HOST),
     ),
     Metric(

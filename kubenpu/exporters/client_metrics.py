@@ -13,6 +13,7 @@ from kubenpu.model.identity import OwnerKind
 from kubenpu.model.view import ClientUsage
 
 FDINFO = "kubenpu-clients: fdinfo"
+TIME = f"{FDINFO}; the GPU scheduler's events where a driver does not tell"
 MEMORY = f"{FDINFO}; dmem.current where a driver never tells"
 POD_LABELS = ("pod", "namespace", "container", "device")
 HOST_LABELS = ("unit", "device")
@@ -54,7 +55,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*POD_LABELS, "engine"),
         "Time that engines of a device worked for a container of a pod, as the driver tells.",
         "seconds",
-        FDINFO,
+        TIME,
         _engines(OwnerKind.POD),
     ),
     Metric(
@@ -72,7 +73,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*HOST_LABELS, "engine"),
         "Time that engines of a device worked for something outside pods.",
         "seconds",
-        FDINFO,
+        TIME,
         _engines(OwnerKind.HOST),
     ),
     Metric(
@@ -90,7 +91,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         ("device", "engine"),
         "Time that engines of a device worked for anybody, also for whose series have ended or who has no name.",
         "seconds",
-        FDINFO,
+        TIME,
         _device_engines,
     ),
     Metric(

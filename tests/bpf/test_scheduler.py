@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps in which jobs are timed, on this kernel: read, tidied, and shared by one program after the other.
 
-That the programs count right needs the scheduler's events: tests/vm/cases/test_scheduler.py.
+That the programs count right needs the scheduler's events: tests/vm/cases/test_clients.py.
 """
 
 from __future__ import annotations

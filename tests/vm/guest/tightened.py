@@ -71,7 +71,7 @@ TIGHTENED = (
     ),
 )
 # What is missing then does not show in the journal: test_sandbox.py has a case of its own for each,
-# test_without_btf.py for the modules, test_scheduler.py for bpf.
+# test_without_btf.py for the modules, test_clients.py for bpf.
 SEEN_OTHERWISE = {
     (DAEMON, "ProtectHostname=yes"),
     (DAEMON, "PrivateNetwork=yes"),

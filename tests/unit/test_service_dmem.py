@@ -13,7 +13,6 @@ from kubenpu.history.snapshot import read_snapshot
 from kubenpu.ledger.clients_file import NAME
 from kubenpu.ledger.clients_state import write_clients
 from kubenpu.model.clients import ClientSample, ClientUse
-from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
 from kubenpu.model.view import ClientUsage
 from kubenpu.service.node import Node
 from tests.fakes.node_world import CONFIRMED, POD, POD_PATH, World
@@ -111,7 +110,6 @@ def test_the_history_has_it(world: World, counting: Node) -> None:
     assert snapshot is not None
     assert [told.memory_bytes for told in snapshot.told.values()] == [4096]
     assert snapshot.told_devices[GPU].memory_bytes == 4096
-    assert {MEMORY_KIB_S} == snapshot.measured[GPU] & {MEMORY_KIB_S, DEVICE_NS}
 
 
 def test_it_is_loaded_where_a_driver_tells_no_memory() -> None:

@@ -12,7 +12,7 @@
  *
  * A ring works on one job at a time, while the next ones may have been handed over already: a job begins when the one
  * before it is done. So what the clients of a ring have never adds up to more than the time that passed. That holds for
- * rings of hardware alone; drivers whose firmware deals with queues (one scheduler for each) are not among `drivers`.
+ * rings of hardware alone; drivers whose firmware deals with queues (one scheduler for each) are not among timed_drivers.
  *
  * A job is known by the address of its fence, which is its own until after it is done. One that is never done is
  * overwritten by the next with that address.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What bpf/scheduler.bpf.c shares with kubenpu/kernel/scheduler.py, which reads its maps; layout.py holds the same structs.
+ * What bpf/scheduler.bpf.c shares with kubenpu/kernel/job_times.py, which reads its maps; layout.py holds the same structs.
  */
 #ifndef KNPU_SCHEDULER_H
 #define KNPU_SCHEDULER_H

@@ -18,6 +18,9 @@ STEM = "scheduler"
 TIMES, LOSSES = "ring_times", "scheduler_losses"
 PROGRAMS = {"done": "job_done", "run": "job_run"}
 """By side, in the order in which they are attached: what is seen to begin is seen to end."""
+REASONS = ("jobs_full", "times_full")
+"""Why the kernel program lost a job, by index in the map."""
+SKIPPED = "program_skipped"
 _WORD = struct.Struct("=Q")
 
 Times = Mapping[int, Mapping[str, int]]
@@ -38,8 +41,8 @@ def read_times(pins: Pins) -> Times | None:
 
 
 def _entries(times: bpf.Map) -> Iterator[tuple[layout.RingUse, bytes]]:
-    every = times.keys()
-    for key in every:
+    keys = times.keys()
+    for key in keys:
         value = times.lookup(key)
         if value is not None:
             yield layout.RingUse.from_buffer_copy(key), value
@@ -55,21 +58,20 @@ def forget_times(pins: Pins, clients: Collection[int]) -> None:
                 times.delete(bytes(use))
 
 
-def jobs_lost(pins: Pins) -> int:
-    """Jobs that have no time so far: there was no room for them, or the kernel skipped the program."""
+def jobs_lost(pins: Pins) -> dict[str, int]:
+    """Jobs that have no time so far, by reason; empty while nothing is timed."""
     try:
-        return sum(_losses(pins))
+        with bpf.Map.pinned(pins.map(LOSSES)) as losses:
+            counts = [losses.lookup(struct.pack("=I", n)) or bytes(_WORD.size) for n in range(len(REASONS))]
+        lost = {reason: int(_WORD.unpack(count)[0]) for reason, count in zip(REASONS, counts, strict=True)}
+        return {**lost, SKIPPED: sum(_misses(pins, side) for side in PROGRAMS)}
     except FileNotFoundError:
-        return 0
+        return {}
 
 
-def _losses(pins: Pins) -> Iterator[int]:
-    with bpf.Map.pinned(pins.map(LOSSES)) as losses:
-        for reason in range(losses.shape.max_entries):
-            yield _WORD.unpack(losses.lookup(struct.pack("=I", reason)) or bytes(_WORD.size))[0]
-    for side in PROGRAMS:
-        program = bpf.open_pin(pins.program(STEM, side))
-        try:
-            yield bpf.program_misses(program)
-        finally:
-            os.close(program)
+def _misses(pins: Pins, side: str) -> int:
+    program = bpf.open_pin(pins.program(STEM, side))
+    try:
+        return bpf.program_misses(program)
+    finally:
+        os.close(program)

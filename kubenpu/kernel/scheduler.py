@@ -28,7 +28,8 @@ def attach_timing(pins: Pins, object_path: Path, drivers: Collection[str], messa
     """Times the jobs of devices with these drivers, from now on. What was attached before is replaced without a gap:
     for a moment there are both, and a job is done for the first of them."""
     if not has_symbol(EVENT):
-        raise KernelError("no device time: events of this kernel's GPU scheduler name no client", "Linux 6.17 has them")
+        cause = "device time is not available: events of this kernel's GPU scheduler name no client"
+        raise KernelError(cause, "Linux 6.17 has them")
     with Object(object_path, messages) as opened, contextlib.ExitStack() as kept:
         layout.check(opened.btf.structs(layout.STRUCTS[STEM]), STEM)
         for name in MAPS:

@@ -38,7 +38,7 @@ class Jobs:
 
     def __init__(self, pins: Pins, drivers_directory: Path) -> None:
         self._pins, self._directory = pins, drivers_directory
-        self._lost = 0
+        self._lost: Mapping[str, int] = {}
         self.tables: tuple[DriverTable, ...] = ()
         self.trouble = ""
 
@@ -53,8 +53,10 @@ class Jobs:
         except KernelError as e:
             self.trouble = f"no device time of jobs: {e}"
             return {}
-        if lost > self._lost:
-            self.trouble = f"{lost - self._lost} jobs more have no time: no room in the kernel, or skipped by it"
+        more = {reason: count - self._lost.get(reason, 0) for reason, count in lost.items()}
+        if any(count > 0 for count in more.values()):
+            said = ", ".join(f"{reason} {count}" for reason, count in more.items() if count > 0)
+            self.trouble = f"jobs that have no time since the last look: {said}"
         self._lost = lost
         self.tables = self.tables or self._load_tables()
         return times

@@ -64,15 +64,16 @@ def test_who_is_gone_makes_room(pins: Pins) -> None:
     assert len(job_times.read_times(pins) or ()) == 2
 
 
-def test_losses_of_every_reason_add_up(pins: Pins) -> None:
-    assert job_times.jobs_lost(pins) == 0
+def test_losses_by_reason(pins: Pins) -> None:
+    assert job_times.jobs_lost(pins) == {"jobs_full": 0, "times_full": 0, "program_skipped": 0}
     with bpf.Map.pinned(pins.map(job_times.LOSSES)) as losses:
+        assert losses.shape.max_entries == len(job_times.REASONS)
         for reason in range(2):
             losses.update(struct.pack("=I", reason), struct.pack("=Q", 3 + reason))
-    assert job_times.jobs_lost(pins) == 7
+    assert job_times.jobs_lost(pins) == {"jobs_full": 3, "times_full": 4, "program_skipped": 0}
 
 
 def test_nothing_is_timed_without_pins(tmp_path: Path) -> None:
     assert job_times.read_times(Pins(tmp_path)) is None
-    assert job_times.jobs_lost(Pins(tmp_path)) == 0
+    assert job_times.jobs_lost(Pins(tmp_path)) == {}
     job_times.forget_times(Pins(tmp_path), {1})

@@ -34,7 +34,7 @@ def job_times(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[int, di
             del found[client]
 
     monkeypatch.setattr(timed, "read_times", lambda _pins: {client: dict(rings) for client, rings in found.items()})
-    monkeypatch.setattr(timed, "jobs_lost", lambda _pins: 0)
+    monkeypatch.setattr(timed, "jobs_lost", lambda _pins: {})
     monkeypatch.setattr(timed, "forget_times", forget)
     shutil.rmtree(machine.place / "sys")
     lima = SimDevice(LIMA, "lima", "", 0, (SimNode("renderD130", *LIMA_NODE),))

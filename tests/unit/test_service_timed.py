@@ -41,7 +41,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.times: Times | None = TIMES
-        self.lost = 0
+        self.lost = {"jobs_full": 0, "program_skipped": 2}
         self.refuses = False
         self.forgotten: list[set[int]] = []
 
@@ -85,21 +85,23 @@ def test_tables_are_read_where_jobs_are_timed(kernel: Kernel, jobs: Jobs) -> Non
 
 
 def test_jobs_without_a_time_are_said_once(kernel: Kernel, jobs: Jobs) -> None:
-    kernel.lost = 3
     jobs.read_times()
-    assert jobs.trouble == "3 jobs more have no time: no room in the kernel, or skipped by it"
+    assert jobs.trouble == "jobs that have no time since the last look: program_skipped 2"
     jobs.read_times()
     assert jobs.trouble == ""
-    kernel.lost = 4
+    kernel.lost = {"jobs_full": 1, "program_skipped": 5}
     jobs.read_times()
-    assert jobs.trouble.startswith("1 jobs more")
+    assert jobs.trouble == "jobs that have no time since the last look: jobs_full 1, program_skipped 3"
+    kernel.lost = {"jobs_full": 0, "program_skipped": 0}  # the program is another one
+    jobs.read_times()
+    assert jobs.trouble == ""
 
 
 def test_what_cannot_be_read_is_trouble_and_no_end(kernel: Kernel, jobs: Jobs) -> None:
     kernel.refuses = True
     assert jobs.read_times() == {}
     assert jobs.trouble == "no device time of jobs: cannot open it: Operation not permitted"
-    kernel.refuses = False
+    kernel.refuses, kernel.lost = False, {}
     jobs.read_times()
     assert jobs.trouble == ""
     kernel.refuses = True

@@ -223,6 +223,7 @@ def assert_timed(pids: dict[str, int]) -> int:
         least = {unit: now.of(pid) for unit, pid in pids.items()}
         wait.until(f"{least}", lambda: all(ns >= least[unit] for unit, ns in shown(pids).items()))
         found = sum(shown(pids).values())
+        print("NUMBERS", least, shown(pids), now.busy)
         assert sum(least.values()) <= found <= now.busy
     return found
 

@@ -92,6 +92,7 @@ def shown_ns(found: Sequence[Row], name: str, **labels: str) -> int | None:
 def assert_told(device: FakeDevice, pids: Mapping[str, Sequence[int]]) -> None:
     """Every nanosecond of each is shown, and no other. `pids` by name of the pod, "" for the unit."""
     everybody = [pid for each in pids.values() for pid in each]
+    wait.until("a call of each", lambda: all(_shown(device, pids).values()), 60)
     with standing_still(everybody):
         told: dict[str, int | None] = {name: told_ns(each, device.nodes[-1]) for name, each in pids.items()}
         assert all(told.values())
@@ -223,7 +224,6 @@ def assert_timed(pids: dict[str, int]) -> int:
         least = {unit: now.of(pid) for unit, pid in pids.items()}
         wait.until(f"{least}", lambda: all(ns >= least[unit] for unit, ns in shown(pids).items()))
         found = sum(shown(pids).values())
-        print("NUMBERS", least, shown(pids), now.busy)
         assert sum(least.values()) <= found <= now.busy
     return found
 

@@ -18,7 +18,7 @@ SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) 
 BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map=$(CURDIR)=. \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
-HOOKS := drm_ioctl file_ioctl clients
+HOOKS := drm_ioctl file_ioctl clients scheduler
 BPF_OBJECTS := $(foreach hook,$(HOOKS),$(MACHINES:%=build/bpf/%/$(hook).bpf.o))
 BENCH_OBJECT := build/bpf/$(MACHINE)/bench_body.bpf.o
 PROTO := tests/fakes/cri_pb2.py tests/fakes/podresources_pb2.py

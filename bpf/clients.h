@@ -14,12 +14,13 @@ struct knpu_holder {
 	__u64 cgroup_id;	/* where the task is now */
 	__u64 start_ns;		/* of the task, CLOCK_BOOTTIME: which of several holders is the oldest */
 	__u64 ino;		/* of the device node: tells a descriptor that was reused before it was read */
+	__u64 client_id;	/* what DRM calls the open file, 0 where that is not known */
 	__u32 rdev;		/* device number, major << 20 | minor */
 	__u32 tgid;		/* /proc/TGID/task/PID/fdinfo/FD, in the numbers of the first namespace */
 	__u32 pid;
 	__u32 fd;
 };
 
-_Static_assert(sizeof(struct knpu_holder) == 48, "holder");
+_Static_assert(sizeof(struct knpu_holder) == 56, "holder");
 
 #endif

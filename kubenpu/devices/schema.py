@@ -3,6 +3,8 @@
 
     name, hardware           the `vendor` label; what it drives, for people
     work                     jobs, buffers, chunks: in what its submissions say how much they hand over
+    scheduled                drivers of devices whose jobs the kernel's GPU scheduler hands out, a ring working on one
+                             at a time: its events tell device time, where fdinfo has none
     subsystem                drm, accel: nodes of these classes, whose calls pass drm_ioctl; char: other device nodes
     uevent_drivers           DRIVER of the parent device, the first that fits decides
     sysfs_names              name of the parent device, where no driver is bound to it
@@ -63,6 +65,7 @@ _VISIBILITY_BY_VALUE = {visibility.value: visibility for visibility in Visibilit
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _IOCTL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}")
 _MATCH_NAME = re.compile(r"[!-~]{1,128}")
+_SCHEDULED_NAME = re.compile(r"[!-~]{1,31}")  # what the kernel program compares, with its end
 _MODULE_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
 _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,5}")
 _NOTE = re.compile(r"[ -~]{0,200}")
@@ -87,8 +90,9 @@ def parse_table(text: str, source: str) -> DriverTable:
         visibility_note=note,
         source=source,
         work=top.take_choice("work", WORK_UNITS) if top.has("work") else None,
+        scheduled=top.take_texts("scheduled", _SCHEDULED_NAME),
     )
-    top.finish(f"name, hardware, work, visibility and either interface or {_INTERFACE_KEYS}")
+    top.finish(f"name, hardware, work, scheduled, visibility and either interface or {_INTERFACE_KEYS}")
     for interface in table.interfaces:
         _check_interface(table, interface)
     return table

@@ -13,6 +13,8 @@ from kubenpu.model.identity import OwnerKind
 from kubenpu.model.view import ClientUsage
 
 FDINFO = "kubenpu-clients: fdinfo"
+TIME = f"{FDINFO}; the GPU scheduler's events where a driver does not tell"
+MEMORY = f"{FDINFO}; dmem.current where a driver never tells"
 POD_LABELS = ("pod", "namespace", "container", "device")
 HOST_LABELS = ("unit", "device")
 
@@ -53,7 +55,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*POD_LABELS, "engine"),
         "Time that engines of a device worked for a container of a pod, as the driver tells.",
         "seconds",
-        FDINFO,
+        TIME,
         _engines(OwnerKind.POD),
     ),
     Metric(
@@ -62,7 +64,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*POD_LABELS, "region"),
         "Memory of a device, or of the node for it, that a container of a pod has now; shared buffers count for each.",
         "bytes",
-        FDINFO,
+        MEMORY,
         _memory(OwnerKind.POD),
     ),
     Metric(
@@ -71,7 +73,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*HOST_LABELS, "engine"),
         "Time that engines of a device worked for something outside pods.",
         "seconds",
-        FDINFO,
+        TIME,
         _engines(OwnerKind.HOST),
     ),
     Metric(
@@ -80,7 +82,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         (*HOST_LABELS, "region"),
         "Memory that something outside pods has now.",
         "bytes",
-        FDINFO,
+        MEMORY,
         _memory(OwnerKind.HOST),
     ),
     Metric(
@@ -89,7 +91,7 @@ CLIENT_METRICS: tuple[Metric, ...] = (
         ("device", "engine"),
         "Time that engines of a device worked for anybody, also for whose series have ended or who has no name.",
         "seconds",
-        FDINFO,
+        TIME,
         _device_engines,
     ),
     Metric(

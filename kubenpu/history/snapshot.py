@@ -137,8 +137,9 @@ def _told_devices(view: View) -> Iterator[tuple[str, Told]]:
     for client in view.clients:
         if client.memory:
             memory[client.device] = memory.get(client.device, 0) + (_sum(client.memory) or 0)
-    for total in view.client_totals:
-        yield total.device, Told(_sum(total.engine_ns), memory.get(total.device), 0)
+    times = {total.device: _sum(total.engine_ns) for total in view.client_totals}
+    for device in times | memory:
+        yield device, Told(times.get(device), memory.get(device), 0)
 
 
 def _told_departed(view: View, devices: Mapping[str, Told]) -> Mapping[str, int]:

@@ -85,4 +85,4 @@ def _records(fd: int) -> Iterator[bytes]:
 def _decode(record: bytes) -> Holder:
     raw = layout.Holder.from_buffer_copy(record)
     node = (raw.rdev >> 20, raw.rdev & 0xFFFFF)
-    return Holder(raw.file, raw.cgroup_id, raw.start_ns, raw.ino, *node, raw.tgid, raw.pid, raw.fd)
+    return Holder(raw.file, raw.cgroup_id, raw.start_ns, raw.ino, *node, raw.tgid, raw.pid, raw.fd, raw.client_id)

@@ -20,6 +20,7 @@ ACCEL_MAJOR, ACCEL_MINORS = 261, 256
 RULES = DRM_MINORS + ACCEL_MINORS
 MAJORS, BLOCKS, BLOCK_MINORS, TABLES, CHAIN = 4096, 32, 1024, 256, 16
 ARGUMENTS, VALUES, NO_RESULT, KIND_BITS, WORK_MAX = 256, 64, 255, 3, 65535
+RING_NAME = 32
 DEVICE_LOSSES = ("slots_full", "no_storage")
 NODE_LOSSES = ("device_unknown", "wait_untimed", "exit_missed", "identity", "no_body", "argument_unread")
 MEANINGS = ("kind", "slot", "work", "call")
@@ -142,11 +143,24 @@ class Holder(ctypes.Structure):
         ("cgroup_id", U64),
         ("start_ns", U64),
         ("ino", U64),
+        ("client_id", U64),
         ("rdev", U32),
         ("tgid", U32),
         ("pid", U32),
         ("fd", U32),
     )
+
+
+class RingUse(ctypes.Structure):
+    """knpu_ring_use"""
+
+    _fields_ = (("client_id", U64), ("ring", U8 * RING_NAME))
+
+
+class RunningJob(ctypes.Structure):
+    """knpu_running_job"""
+
+    _fields_ = (("use", RingUse), ("scheduler", U64), ("start_ns", U64))
 
 
 _SHARED: dict[str, type[ctypes.Structure]] = {
@@ -165,6 +179,7 @@ STRUCTS: Mapping[str, Mapping[str, type[ctypes.Structure]]] = {
     "drm_ioctl": _SHARED,
     "file_ioctl": {**_SHARED, "knpu_major": Major, "knpu_node": Node, "knpu_table": Table},
     "clients": {"knpu_holder": Holder},
+    "scheduler": {"knpu_ring_use": RingUse, "knpu_running_job": RunningJob},
 }
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a view says about the node besides the counts; `index_rebuilds` and `pod_labels` come from identity,
-    `slot_hooks` says which hooks count for a device slot."""
+    `slot_hooks` says which hooks count for a device slot. `charged`: memory by region that the kernel has charged to a
+    cgroup, by its id and the device, of devices whose drivers tell none."""
 
     version: str
     node: str
@@ -43,6 +44,7 @@ class NodeFacts:
     pod_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dbus_dropped: int | None = None
     allocations: Allocations | None = None
+    charged: Mapping[tuple[int, str], Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class Ledger:
         """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
         self._remember_vendors(facts.devices)
         labels = Labels(addresses, self._vendors, facts.slot_hooks)
-        clients = client_usage(sample.clients, self._standings) if sample else ()
+        clients = client_usage(sample.clients, self._standings, facts.charged) if sample else ()
         since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
         return View(
             version=facts.version,

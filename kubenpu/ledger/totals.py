@@ -92,10 +92,14 @@ def device_usage(sample: KernelSample, labels: Labels, since: float) -> tuple[De
     )
 
 
-def client_usage(uses: Iterable[ClientUse], standings: Standings) -> tuple[ClientUsage, ...]:
-    """One entry per (owner, device), in a stable order."""
+def client_usage(
+    uses: Iterable[ClientUse], standings: Standings, charged: Mapping[tuple[int, str], Mapping[str, int]]
+) -> tuple[ClientUsage, ...]:
+    """One entry per (owner, device), in a stable order. `charged` is memory that no client tells, by cgroup and
+    device."""
     found: defaultdict[tuple[Owner, str], list[ClientUse]] = defaultdict(list)
-    for use in uses:
+    silent = (ClientUse(cgroup_id, "", device, 0, {}, memory, 0) for (cgroup_id, device), memory in charged.items())
+    for use in (*uses, *silent):
         if use.cgroup_id:
             found[shown_owner(standings.get(use.cgroup_id, UNASKED)), use.device].append(use)
     return tuple(
@@ -105,7 +109,7 @@ def client_usage(uses: Iterable[ClientUse], standings: Standings) -> tuple[Clien
             engine_ns=tuple(_add_up(use.engine_ns for use in of).items()),
             memory=tuple(_add_up(use.memory for use in of).items()),
             ended=sum(use.ended for use in of),
-            first_ns=min(use.first_ns for use in of),
+            first_ns=min((use.first_ns for use in of if use.first_ns), default=0),
         )
         for (owner, device), of in sorted(found.items(), key=_order)
     )

@@ -133,7 +133,8 @@ class DriverTable:
     """What is known of one kernel driver. Read from devices/drivers/*.toml and /etc/kubenpu/drivers.d/*.toml.
 
     `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said. `work`: in what its
-    submissions say how much they hand over, None: none of them says.
+    submissions say how much they hand over, None: none of them says. `scheduled`: the drivers of devices whose jobs the
+    kernel's GPU scheduler hands out, one at a time on a ring: by its events device time is known, not by fdinfo.
     """
 
     name: str
@@ -143,6 +144,7 @@ class DriverTable:
     visibility_note: str
     source: str
     work: str | None = None
+    scheduled: tuple[str, ...] = ()
 
     def interface(self, subsystem: str) -> Interface | None:
         """Its first interface of a subsystem; drivers have no two of drm or accel."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 class Holder(NamedTuple):
     """One descriptor of one task, that was started at `start_ns`. `file` is the same for all that share an open file,
-    `ino` that of the device node."""
+    `ino` that of the device node; `client_id` what the kernel calls the open file, 0 where that is not known."""
 
     file: int
     cgroup_id: int
@@ -20,6 +20,7 @@ class Holder(NamedTuple):
     tgid: int
     pid: int
     fd: int
+    client_id: int = 0
 
 
 class Ticks(NamedTuple):

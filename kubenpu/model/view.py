@@ -23,7 +23,8 @@ class ClientUsage(NamedTuple):
     device.
 
     `ended`: its clients that were closed; what each did after the last look is in no number. A driver that tells
-    nothing of a kind has no entries of it.
+    nothing of a kind has no entries of it, but memory that the kernel's dmem controller knows is under `dmem:REGION`;
+    `first_ns` 0: of its clients nothing is known.
     """
 
     owner: Owner

@@ -37,6 +37,7 @@ from kubenpu.model.clients import ClientSample
 from kubenpu.model.device import Device
 from kubenpu.model.errors import ConfigError, KubeNpuError, SourceError
 from kubenpu.model.fdinfo import Fdinfo, Holder
+from kubenpu.service.timed import Jobs, Timed
 
 log = logging.getLogger(__name__)
 PROC = Path("/proc")
@@ -78,6 +79,7 @@ class Clients:
         self.accounts = Accounts()
         self.devices = 0
         self.trouble = ""
+        self._jobs = Jobs(self._pins, settings.drivers_directory)
         self._restore()
 
     def _restore(self) -> None:
@@ -116,17 +118,20 @@ class Clients:
 
     def _look(self) -> str:
         """What could not be seen of it."""
-        found = discover(self._settings.sysfs, ()).devices
+        times = self._jobs.read_times()
+        found = discover(self._settings.sysfs, self._jobs.tables).devices
         nodes = {(node.major, node.minor): device for device in found for node in device.nodes if node.in_drm}
         self.devices = len({device.address for device in nodes.values()})
-        look = Look(self._proc, nodes, self.accounts)
+        look = Look(self._proc, nodes, self.accounts, self._jobs.of(found, times))
         if nodes:
             look.take(read_holders(self._pins))
         paths = self._paths(look.holders())
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.accounts.look(look.read(paths.keys()), paths, now_ns)
         self._fold(now_ns / 1e9)
-        return look.trouble()
+        known = {client_id for _, client_id in self.accounts.clients}
+        self._jobs.forget(times.keys() - known - {holder.client_id for holder in look.holders()})
+        return "; ".join(filter(None, (look.trouble(), self._jobs.trouble)))
 
     def _paths(self, holders: Iterable[Holder]) -> dict[int, str]:
         """Of cgroups by id. Those that are new are asked for in procfs, of a task that is in them."""
@@ -167,8 +172,9 @@ class Look:
     """One look: holders by open file, then what each file says. Bounded per cgroup, so that who opens a device ten
     thousand times hides nobody else; files that are accounts' clients already are always looked at."""
 
-    def __init__(self, proc: Path, nodes: dict[tuple[int, int], Device], accounts: Accounts) -> None:
-        self._proc, self._nodes, self._known = proc, nodes, accounts.by_file()
+    def __init__(self, proc: Path, nodes: dict[tuple[int, int], Device], accounts: Accounts, timed: Timed) -> None:
+        self._proc, self._nodes, self._timed = proc, nodes, timed
+        self._clients, self._known = accounts.clients, accounts.by_file()
         self._files: dict[FileKey, list[Holder]] = {}
         self._per_cgroup = Counter(client.cgroup_id for client in accounts.clients.values())
         self._sleep = {device.address: read_sleep(device) for device in nodes.values()}
@@ -205,6 +211,10 @@ class Look:
             sleep = self._sleep[device]
             begin = time.monotonic_ns()
             fdinfo = None if sleep.asleep else self._read_first(sharing)
+            if device in self._timed.devices:
+                before = self._clients.get((device, sharing[0].client_id))
+                memory = before.memory if before is not None and sleep.asleep else {}
+                fdinfo = self._timed.join(fdinfo, sharing[0].client_id, memory)
             yield Seen(device, file, owners, fdinfo, begin, time.monotonic_ns(), sleep.slept_ms)
 
     def _read_first(self, sharing: Iterable[Holder]) -> Fdinfo | None:

@@ -58,6 +58,12 @@ class Inventory:
         """Subsystems whose uevents may mean other devices, besides drm and accel."""
         return event_subsystems(self.tables.tables)
 
+    @property
+    def scheduled_drivers(self) -> frozenset[str]:
+        """Drivers whose jobs are to be timed, as no device of theirs tells its time."""
+        tables = (self.tables.by_name(device.vendor) for device in self.devices)
+        return frozenset(driver for table in tables if table is not None for driver in table.scheduled)
+
 
 def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     """Reads tables and sysfs; what could not be used is told, the rest goes on."""

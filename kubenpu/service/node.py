@@ -37,6 +37,7 @@ from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
 from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
 from kubenpu.model.view import View
+from kubenpu.service.dmem import read_memory
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 from kubenpu.service.kubelet import KUBELET, MaybeKubelet
 from kubenpu.service.sources import Sources
@@ -331,6 +332,7 @@ class Node:
         """Reads the kernel's totals now and joins them with what is known."""
         with self._lock:
             sample = self._read()
+            addresses = self._store.slots() if self._store is not None else {}
             hooks, since = self._hooks()
             facts = NodeFacts(
                 version=__version__,
@@ -346,8 +348,8 @@ class Node:
                 pod_labels=self._labels.known,
                 dbus_dropped=self._dbus_dropped,
                 allocations=self._kubelet.known,
+                charged=read_memory(self._inventory, self._mount, sample, addresses, self._whole_path),
             )
-            addresses = self._store.slots() if self._store is not None else {}
             return self._ledger.view(sample, addresses, facts)
 
     def _hooks(self) -> tuple[tuple[HookStatus, ...], float | None]:

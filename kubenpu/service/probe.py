@@ -17,15 +17,16 @@ from pathlib import Path
 
 from kubenpu import __version__
 from kubenpu.config.settings import Settings, add_config_flag, read_settings
-from kubenpu.kernel import attach, clients
+from kubenpu.kernel import attach, clients, scheduler
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, MECHANISM_NAMES, NO_DEVICE, UPROBE, Hook
+from kubenpu.kernel.job_times import STEM
 from kubenpu.kernel.libbpf import Messages
 from kubenpu.kernel.pins import Pins, locked, read_state, write_state
 from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import AUTO, BCC, CORE, LOADERS, KernelFacts, choose_loader, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import OFF, HookStatus
-from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory, tell
+from kubenpu.service.inventory import Inventory, apply_rules, has_char_nodes, read_inventory, tell
 
 log = logging.getLogger(__name__)
 DRM_MODULE = Path("/sys/module/drm")
@@ -78,7 +79,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
         for request in requests:
             if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
                 attach.make_maps(request, facts, messages)
-        has_nodes = _write_rules(settings)
+        inventory = _write_rules(settings)
+        has_nodes = has_char_nodes(inventory)
         last = {status.hook: status for status in before}
         needed = {request.hook.name: request.hook is DRM_IOCTL or has_nodes for request in requests}
         hooks = tuple(
@@ -88,6 +90,7 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
         write_state(settings.run_directory, hooks, _drm_module())
         if not options.uprobe:
             _pin_clients(pins, options, messages)
+            _time_jobs(pins, inventory, options, messages)
     return hooks
 
 
@@ -127,6 +130,18 @@ def _pin_clients(pins: Pins, options: argparse.Namespace, messages: Messages) ->
         log.error("kubenpu-probe: %s: %s", clients.STEM, e)
 
 
+def _time_jobs(pins: Pins, inventory: Inventory, options: argparse.Namespace, messages: Messages) -> None:
+    """While there is a device whose time is known by the kernel's GPU scheduler alone."""
+    try:
+        if inventory.scheduled_drivers:
+            path = _object_path(STEM, options)
+            scheduler.attach_timing(pins, path, inventory.scheduled_drivers, messages)
+        else:
+            scheduler.detach_timing(pins)
+    except KernelError as e:
+        log.error("kubenpu-probe: %s: %s", STEM, e)
+
+
 def _load_hook(
     request: attach.LoadRequest, facts: KernelFacts, messages: Messages, needed: bool, last: HookStatus | None
 ) -> HookStatus:
@@ -148,9 +163,8 @@ def _load_hook(
         return replace(off, reason=e.cause.splitlines()[0])
 
 
-def _write_rules(settings: Settings) -> bool:
-    """Before a hook is attached, so that not even the first call finds its device unknown. Whether there are devices
-    that file_ioctl counts."""
+def _write_rules(settings: Settings) -> Inventory:
+    """Before a hook is attached, so that not even the first call finds its device unknown. Returns the devices."""
     store = CounterStore(settings.pin_directory)
     try:
         inventory = read_inventory(settings.sysfs, settings.drivers_directory)
@@ -159,7 +173,7 @@ def _write_rules(settings: Settings) -> bool:
             log.warning("kernel.max_slots: %d stays until unload and load (restart)", store.slots_max)
     finally:
         store.close()
-    return has_char_nodes(inventory)
+    return inventory
 
 
 def _last_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]:

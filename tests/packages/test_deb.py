@@ -62,7 +62,7 @@ def test_others_can_compile_each_header(dist: Path, tmp_path: Path) -> None:
     """Alone, without another header before it."""
     run("dpkg-deb", "--extract", next(dist.glob("kubenpu-dev_*.deb")), tmp_path)
     headers = sorted((tmp_path / "usr/include/kubenpu").iterdir())
-    assert [path.name for path in headers] == ["clients.h", "drm_ioctl.h", "file_ioctl.h"]
+    assert [path.name for path in headers] == ["clients.h", "drm_ioctl.h", "file_ioctl.h", "scheduler.h"]
     for path in headers:
         (tmp_path / "reader.c").write_text(f"#include <kubenpu/{path.name}>\n")
         run("gcc", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}/usr/include", "-fsyntax-only", tmp_path / "reader.c")

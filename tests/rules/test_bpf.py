@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import hooks, layout
+from kubenpu.kernel import hooks, job_times, layout
 from kubenpu.model.kinds import KINDS, Kind
 from tests.rules.tree import ROOT, files, shown
 
@@ -64,9 +64,12 @@ def test_meanings_and_the_bit_of_the_hook_agree_with_python() -> None:
 
 
 def test_loss_reasons_agree_with_python() -> None:
-    def reasons(enum: str) -> tuple[str, ...]:
-        body = HEADER.partition(f"enum {enum} {{")[2].partition("}")[0]
+    def reasons(enum: str, header: str = HEADER) -> tuple[str, ...]:
+        body = header.partition(f"enum {enum} {{")[2].partition("}")[0]
         return tuple(name.lower() for name in re.findall(r"KNPU_LOST_(\w+),", body))
 
     assert reasons("knpu_device_loss") == layout.DEVICE_LOSSES
     assert reasons("knpu_loss") == layout.NODE_LOSSES
+    scheduler = (ROOT / "bpf/scheduler.h").read_text()
+    assert reasons("knpu_scheduler_loss", scheduler) == job_times.REASONS
+    assert defined("KNPU_RING_NAME", scheduler) == layout.RING_NAME

@@ -164,7 +164,19 @@ def test_udev_knows_every_node_that_may_be_the_first_to_hook() -> None:
     }
     modules = {"drm", "nvidia", "nvidia_uvm", "nvidia_modeset"}
     assert names == wanted | modules
-    assert classes == {"module", "pci", "vfio", "vfio-dev"}
+    assert classes == {"accel", "drm", "module", "pci", "vfio", "vfio-dev"}
+
+
+def test_udev_knows_every_device_whose_jobs_are_timed() -> None:
+    """By its driver, else by its name."""
+    rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
+    interfaces = [i for t in load_tables(Path("/nonexistent")).tables for i in t.interfaces if t.scheduled]
+    for key, wanted in (
+        ("DRIVERS", {name for interface in interfaces for name in interface.uevent_drivers}),
+        ("KERNELS", {name for interface in interfaces for name in interface.sysfs_names}),
+    ):
+        (found,) = re.findall(rf'SUBSYSTEM=="(?:accel|accel\|drm)", {key}=="([^"]*)", GOTO="kubenpu_reload"', rules)
+        assert set(found.split("|")) == wanted
 
 
 def test_udev_never_starts_what_was_stopped() -> None:

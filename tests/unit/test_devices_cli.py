@@ -70,7 +70,7 @@ def test_devices_wide_and_absent_values(sysfs: FakeSysfs, capsys: pytest.Capture
         "SYSFS",
     ]
     path = f"{sysfs.root}/devices/platform/rknn"
-    seen = ["always", "-", "-", "never", "never"]
+    seen = ["always", "-", "-", "partly", "never"]
     assert row.split() == ["-", "-", "rknn", "261:0", "-", "rocket", "accel", *seen, *["-"] * 4, path]
 
 

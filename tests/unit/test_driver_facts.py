@@ -205,7 +205,7 @@ def test_a_call_that_a_header_has_and_no_table_is_printed() -> None:
 TELL = {
     "amdgpu": ("partly", "always"),
     "amdxdna": ("never", "partly"),
-    "etnaviv": ("never", "partly"),
+    "etnaviv": ("partly", "partly"),
     "i915": ("always", "partly"),
     "intel_vpu": ("never", "partly"),
     "msm": ("always", "partly"),
@@ -216,6 +216,23 @@ TELL = {
 }
 
 
+# Drivers that give the client with each job and whose rings work on one at a time, with the driver of the scheduler's
+# device, as read in 7.3. Not amdxdna, nouveau, powervr: they have a scheduler for each queue, whose jobs wait in the
+# firmware for those of others.
+SCHEDULED = {"ethosu": "ethosu", "etnaviv": "etnaviv-gpu", "lima": "lima", "rocket": "rocket"}
+
+
+def test_whose_time_the_scheduler_tells() -> None:
+    """Partly: since Linux 6.17."""
+    tables = load_tables(Path("/nonexistent")).tables
+    assert {table.name: table.scheduled for table in tables if table.scheduled} == {
+        name: (driver,) for name, driver in SCHEDULED.items()
+    }
+    for table in tables:
+        if table.scheduled:
+            assert table.visibility["device_time"] is Visibility.PARTLY
+
+
 def test_who_tells_time_and_memory_of_its_clients() -> None:
     told = {}
     for table in load_tables(Path("/nonexistent")).tables:
@@ -224,4 +241,4 @@ def test_who_tells_time_and_memory_of_its_clients() -> None:
             told[table.name] = seen
         elif all(interface.subsystem == "char" for interface in table.interfaces):
             assert seen == ("never", "never"), f"{table.name}: fdinfo is read of DRM and accel devices only"
-    assert told == TELL
+    assert told == {**dict.fromkeys(SCHEDULED, ("partly", "never")), **TELL}

@@ -3,6 +3,10 @@
 
 The driver is fakeaccel, which counts the time inside its calls. A workload is stopped by a signal for the comparison:
 then its client is there and its numbers stand still.
+
+Where the driver tells none (fakesched) it is what the kernel's GPU scheduler says, against the hardware's own tally. A
+job counts from when its ring could work on it until it is done. The hardware works within that, and for nobody else
+meanwhile: so each client has at least what it worked for that one, and all together at most as long as there was work.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,12 +26,16 @@ from kubenpu.exporters.scrape import Row
 from tests.vm.guest import fake, pods, service, tally, wait
 from tests.vm.guest.fake import FakeDevice
 from tests.vm.guest.pods import Runtime
-from tests.vm.guest.service import CLIENTS
+from tests.vm.guest.service import CLIENTS, PROBE
 
 pytestmark = pytest.mark.usefixtures("counting")
 
 BUSY = ["--do", "0x69:1", "--seconds", "600"]
 UNIT = "time-farm.service"
+JOBS = ("jobs-one.service", "jobs-two.service")
+NPU, RING = "rknn", "rocket.0"
+TALLY = Path("/sys/module/fakesched/parameters/tally")
+PINS = Path("/sys/fs/bpf/kubenpu/1")
 FAST = "[clients]\ninterval_seconds = 1\n"
 
 
@@ -83,6 +92,7 @@ def shown_ns(found: Sequence[Row], name: str, **labels: str) -> int | None:
 def assert_told(device: FakeDevice, pids: Mapping[str, Sequence[int]]) -> None:
     """Every nanosecond of each is shown, and no other. `pids` by name of the pod, "" for the unit."""
     everybody = [pid for each in pids.values() for pid in each]
+    wait.until("a call of each", lambda: all(_shown(device, pids).values()), 60)
     with standing_still(everybody):
         told: dict[str, int | None] = {name: told_ns(each, device.nodes[-1]) for name, each in pids.items()}
         assert all(told.values())
@@ -144,3 +154,90 @@ def test_time_of_two_pods_and_of_a_unit(runtime: Runtime, device: FakeDevice) ->
             service.kill_daemon()
             assert_told(device, pids)
             assert service.value("kubenpu_source_up", source="clients") == 1
+
+
+# ---- a driver that tells none ----
+
+
+class Tally(NamedTuple):
+    """Nanoseconds: how long there was work, and how long the hardware worked for each process."""
+
+    busy: int
+    worked: dict[int, int]
+
+    def of(self, pid: int) -> int:
+        return self.worked.get(pid, 0)
+
+
+@pytest.fixture
+def npu() -> Iterator[str]:
+    """The NPU's node, when its jobs are timed. Without it nothing is."""
+    assert not timed()
+    subprocess.run(["modprobe", "--first-time", "fakesched"], check=True)
+    try:
+        subprocess.run(["udevadm", "settle"], check=True)
+        fake.wait_until_known(NPU)
+        assert timed(), service.journal()
+        (entry,) = [path for path in Path("/sys/class/accel").iterdir() if (path / "device").resolve().name == NPU]
+        yield f"/dev/accel/{entry.name}"
+    finally:
+        subprocess.run(["rmmod", "fakesched"], check=True)
+        service.systemctl("reload", PROBE)
+        assert not timed()
+
+
+def timed() -> bool:
+    return all((PINS / f"scheduler_{side}_link").exists() for side in ("run", "done"))
+
+
+@pytest.fixture
+def pids(npu: str) -> Iterator[dict[str, int]]:
+    """Two units that make jobs all the time, on one ring."""
+    words = [str(tally.WORKLOAD), "--node", npu, "--do", "0x50:1", "--seconds", "600"]
+    for unit in JOBS:
+        subprocess.run(["systemd-run", "-q", f"--unit={unit}", *words], check=True)
+    try:
+        yield {unit: int(service.show(unit, "MainPID")) for unit in JOBS}
+    finally:
+        service.systemctl("stop", *JOBS)
+
+
+def read_tally() -> Tally:
+    (_, busy), *clients = (line.split() for line in TALLY.read_text().splitlines())
+    return Tally(int(busy), {int(pid): int(ns) for pid, ns, _ in clients})
+
+
+def shown(pids: dict[str, int]) -> dict[str, int]:
+    rows, where = service.rows(), {"device": NPU, "engine": RING}
+    found = {unit: shown_ns(rows, "kubenpu_host_engine_seconds_total", unit=unit, **where) for unit in pids}
+    total = shown_ns(rows, "kubenpu_device_engine_seconds_total", **where) or 0
+    assert total == sum(ns or 0 for ns in found.values())
+    return {unit: ns or 0 for unit, ns in found.items()}
+
+
+def assert_timed(pids: dict[str, int]) -> int:
+    """After some more work for each. Returns what is shown of all."""
+    before = read_tally()
+    wait.until("more work", lambda: all(read_tally().of(pid) > before.of(pid) + 10**8 for pid in pids.values()))
+    with standing_still(list(pids.values())):
+        now = read_tally()
+        least = {unit: now.of(pid) for unit, pid in pids.items()}
+        wait.until(f"{least}", lambda: all(ns >= least[unit] for unit, ns in shown(pids).items()))
+        found = sum(shown(pids).values())
+        assert sum(least.values()) <= found <= now.busy
+    return found
+
+
+@pytest.mark.guests("trixie73")
+@pytest.mark.deadline(400)
+def test_jobs_of_two_clients_on_one_ring(pids: dict[str, int]) -> None:
+    """Also across a new program and after SIGKILL of whoever adds it up. Nobody else is shown to have worked."""
+    before = assert_timed(pids)
+    service.systemctl("reload", PROBE)
+    kill(CLIENTS)
+    assert assert_timed(pids) > before
+    assert service.value("kubenpu_source_up", source="clients") == 1
+    with service.drop_in(CLIENTS, "SystemCallFilter=~bpf"):
+        service.systemctl("restart", CLIENTS)
+        wait.until("what it lacks", lambda: "no device time of jobs: cannot open" in service.journal())
+    service.systemctl("daemon-reload")

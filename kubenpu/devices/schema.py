@@ -31,7 +31,6 @@ numbers that the driver can never receive and one number with two kinds are refu
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 
 from kubenpu.devices.arguments import MAX_ARGUMENTS, parse_argument
@@ -49,6 +48,7 @@ from kubenpu.model.device import (
 )
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import KINDS, Kind
+from kubenpu.model.toml import parse_toml
 
 SUBSYSTEMS = ("drm", "accel")
 WORK_UNITS = ("jobs", "buffers", "chunks")
@@ -105,9 +105,8 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 def _parse_toml(text: str, source: str) -> dict[str, object]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        # ValueError is TOMLDecodeError, which knows line and column, or an integer of thousands of digits.
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{source}: not valid TOML: {error}", "Correct the file or remove it") from error
 
 

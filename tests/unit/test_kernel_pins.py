@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,7 @@ def test_the_state_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 77)
         patch.setattr(Path, "replace", die)
         with pytest.raises(KeyboardInterrupt):
             write_state(tmp_path, (OFF,), 2)

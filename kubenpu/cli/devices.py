@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubenpu.cli.bus import Feed, add_bus_argument
 from kubenpu.cli.output import add_format_arguments, is_wide, print_json, print_note, print_table
 from kubenpu.cli.workloads import counts_to_json, show_seconds
-from kubenpu.devices.discovery import discover
-from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, load_heads
+from kubenpu.devices.discovery import discover, read_module_version
+from kubenpu.devices.tables import OPERATOR_DIR, LoadedTables, complete, load_heads
 from kubenpu.model.device import WHATS, Device, Node
 from kubenpu.model.errors import SourceError
 
@@ -40,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the accelerators of this node. VENDOR is -: no driver table fits, so calls count by the DRM core's table "
         "only. SUBMITS, MEMORY and WAITS (with -o wide): whether work handed to the device, its memory and waiting for "
-        "it pass an ioctl; DEVICE TIME and DEVICE MEMORY: whether the driver tells them; -: not known. PARTITIONS: the "
-        "device that an Instinct partition belongs to, or the MIG instances of a GPU, as GPU instance or GPU/compute "
-        "instance. With -o wide and --json the counts of each device are shown too, if kubenpud runs."
+        "it pass an ioctl; DEVICE TIME and DEVICE MEMORY: whether the driver tells them; none: there is nothing to "
+        "submit; -: not known. PARTITIONS: the device that an Instinct partition belongs to, or the MIG instances of a "
+        "GPU, as GPU instance or GPU/compute instance. With -o wide and --json the counts of each device are shown "
+        "too, if kubenpud runs."
     )
     add_format_arguments(parser)
     add_bus_argument(parser)
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     except SourceError as error:
         print_note(str(error))
         return 1
+    names = {device.vendor for device in inventory.devices}
+    loaded = complete(loaded, names, partial(read_module_version, args.sysfs))
     simulated = (args.sysfs / SIMULATED_MARK).exists()
     if args.json:
         counted = _ask(args, simulated) or {}
@@ -77,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
         _print_wide(inventory.devices, loaded, _ask(args, simulated))
     else:
         print_table(_HEADER, map(_row, inventory.devices))
-    for text in (*map(str, loaded.errors), *inventory.problems):
+    for text in (*map(str, loaded.errors), *inventory.problems, *loaded.unknown_releases):
         print_note(text)
     if simulated:
         print_note("simulated node: these devices do not exist")
     if not inventory.devices:
-        classes = args.sysfs / "class"
-        print_note(f"no accelerator found: no card* or renderD* in {classes}/drm and no accel* in {classes}/accel")
+        where = f"{args.sysfs}/class/drm, {args.sysfs}/class/accel and among the character devices of the driver tables"
+        print_note(f"no accelerator found: none in {where}; load its driver")
     return 0
 
 
@@ -157,7 +161,7 @@ def _to_json(device: Device, loaded: LoadedTables, counted: Counted) -> dict[str
         "numa_node": device.numa_node,
         "vendor": device.vendor,
         "subsystem": device.subsystem,
-        "visibility": visibility.pop("submit"),
+        "visibility": visibility["submit"],
         **{f"{what}_visibility": value for what, value in visibility.items()},
         "model": device.model,
         "uuid": device.uuid,

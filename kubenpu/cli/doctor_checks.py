@@ -213,6 +213,11 @@ def _devices(node: Examination) -> Iterator[Finding]:
         yield Finding("devices", f"{len(devices)}, without a table: {', '.join(bare)}", needed, remedy, WARN)
     else:
         yield Finding("devices", str(len(devices)), needed)
+    for unknown in node.unknown_releases:
+        remedy = (
+            f"Take a kubenpu that knows it, or put a table into {node.settings.drivers_directory}: calls count as other"
+        )
+        yield Finding("devices", unknown, "a known release", remedy, WARN)
     for problem in node.inventory.problems:
         yield Finding("devices", problem, "readable", "", WARN)
 

@@ -6,15 +6,21 @@ Data comes from one scrape. That nobody may read it is no failure: a daemon with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Check, Examination, Finding
 from kubenpu.config.settings import Settings
 from kubenpu.kernel.losses import explain_loss
 from kubenpu.model.view import OPTIONAL_SOURCES
 
+if TYPE_CHECKING:
+    from kubenpu.exporters.scrape import Row
+
 _UNIX = "unix:"
 _SYSTEMD_ADDRESSES = ("unix:/run/kubenpu/metrics.sock", ":10074")  # of kubenpud-metrics.socket
+
+_TOLD = ("kubenpu_device_engine_seconds_total", "kubenpu_memory_bytes", "kubenpu_host_memory_bytes")
 
 
 def find_urls(settings: Settings) -> list[str]:
@@ -72,20 +78,33 @@ def _names(node: Examination) -> Iterator[Finding]:
 
 def _device_time(node: Examination) -> Iterator[Finding]:
     visible = [row for row in node.values("kubenpu_device_visibility") if row.value]
-    telling = {
-        row.labels.get("device") for row in visible if row.labels.get("what") in ("device_time", "device_memory")
-    }
+    promised = {_device(row) for row in visible if row.labels.get("what") in ("device_time", "device_memory")}
+    silent = sorted(promised - {_device(row) for metric in _TOLD for row in node.values(metric)})
     up = {row.labels.get("source"): row.value for row in node.values("kubenpu_source_up")}.get("clients")
     needed = "kubenpu-clients, for device time and memory"
-    if not telling:
+    if not promised:
         yield Finding("device time", "no driver here tells it", needed)
+    elif not node.facts.btf:
+        yield Finding("device time", "none: the kernel has no BTF", needed, "Use a kernel with BTF", WARN)
     elif up is None:
         remedy = "Run: systemctl enable --now kubenpu-clients"
         yield Finding("device time", "kubenpu-clients has not run", needed, remedy, WARN)
     elif not up:
         yield Finding("device time", "incomplete or late", needed, "Run: journalctl -u kubenpu-clients", WARN)
     else:
-        yield Finding("device time", f"told by {len(telling)} device{'s' if len(telling) != 1 else ''}", needed)
+        found = f"told by {len(promised) - len(silent)} of {len(promised)} device{'s' if len(promised) != 1 else ''}"
+        more = f"; not by {', '.join(_with_drivers(node, silent))}" if silent else ""
+        remedy = "Nothing while nobody has them open; else README.md tells of which kernels and devices it is known"
+        yield Finding("device time", found + more, needed, remedy if silent else "")
+
+
+def _device(row: Row) -> str:
+    return row.labels.get("device", "?")
+
+
+def _with_drivers(node: Examination, devices: Iterable[str]) -> Iterator[str]:
+    vendors = {_device(row): row.labels.get("vendor", "-") for row in node.values("kubenpu_device_info")}
+    return (f"{device} ({vendors.get(device, '-')})" for device in devices)
 
 
 def _balance(node: Examination) -> Iterator[Finding]:

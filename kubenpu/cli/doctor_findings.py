@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kubenpu.cli.packages import explain_missing
 from kubenpu.config.settings import Settings
-from kubenpu.devices.discovery import Inventory, discover
-from kubenpu.devices.tables import LoadedTables, load_tables
+from kubenpu.devices.discovery import Inventory, discover, read_module_version
+from kubenpu.devices.tables import LoadedTables, complete, load_tables
 from kubenpu.kernel.pins import Pins
 from kubenpu.kernel.support import KernelFacts, read_facts
 from kubenpu.model.errors import ConfigError, KubeNpuError, SourceError, UnreachableError
@@ -68,6 +68,12 @@ class Examination:
     @cached_property
     def inventory(self) -> Inventory:
         return discover(self.settings.sysfs, self.tables.tables)
+
+    @property
+    def unknown_releases(self) -> tuple[str, ...]:
+        """Of the drivers of the devices that are there."""
+        names = {device.vendor for device in self.inventory.devices}
+        return complete(self.tables, names, partial(read_module_version, self.settings.sysfs)).unknown_releases
 
     @cached_property
     def scrape(self) -> Scrape:

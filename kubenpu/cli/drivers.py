@@ -24,8 +24,8 @@ _WIDE_HEADER = ("DRIVER", "SUBSYSTEM", "SUBMITS", "IOCTLS", *_SEEN_HEADER, "READ
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the driver tables. SUBMITS says whether work handed to the device passes an ioctl: always, partly (there "
-        "are user-mode queues too) or never; MEMORY and WAITS say it of memory and of waiting, DEVICE TIME and DEVICE "
-        "MEMORY whether the driver tells them of its clients. The table drm is the "
+        "are user-mode queues too) or never; none: there is nothing to submit. MEMORY and WAITS say it of memory and "
+        "of waiting, DEVICE TIME and DEVICE MEMORY whether the driver tells them of its clients. The table drm is the "
         "DRM core's and applies to every DRM and accel device. Of drivers of subsystem char calls are counted, "
         "and not how they end. READS says what is read in the arguments of calls: their kind, the count of what they "
         "submit, their gpu, or the call in an envelope. The numbers are in --json."
@@ -86,7 +86,7 @@ def _to_json(table: DriverTable) -> dict[str, object]:
         **({"work": table.work} if table.work else {}),
         "subsystem": main.subsystem,
         "visibility": table.visibility["submit"].value,
-        **{f"{what}_visibility": table.visibility[what].value for what in WHATS[1:] if what in table.visibility},
+        **{f"{what}_visibility": seen.value if (seen := table.visibility.get(what)) else None for what in WHATS},
         "note": table.visibility_note,
         "uevent_drivers": list(main.uevent_drivers),
         "sysfs_names": list(main.sysfs_names),
@@ -114,6 +114,7 @@ def _node_json(node: NodeMatch) -> dict[str, object]:
         "major": node.major,
         "minors": node.minors,
         "anonymous": node.anonymous,
+        "shared": node.shared or None,
     }
     return {key: value for key, value in values.items() if value is not None}
 

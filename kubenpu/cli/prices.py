@@ -13,7 +13,6 @@ what is no price, and keys that it does not know: a price that is overlooked is 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.files import read_regular_file
+from kubenpu.model.toml import parse_toml
 
 MOST = Decimal(10**9)
 _REMEDY = "kubenpuctl(1) shows such a file"
@@ -41,10 +41,10 @@ class Prices:
 
 def read_prices(path: Path) -> Prices:
     try:
-        document = tomllib.loads(read_regular_file(path).decode(), parse_float=Decimal)
+        document = parse_toml(read_regular_file(path).decode(), Decimal)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Name another --price") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _refused(path, str(error)) from error
     return parse_prices(path, document)
 

@@ -8,13 +8,13 @@ cannot be found the file alone is named.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.files import read_regular_file
+from kubenpu.model.toml import parse_toml
 
 MAX_KEY_CHARACTERS = 200
 _HEADING = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?")
@@ -50,11 +50,11 @@ def read_toml(path: Path) -> TomlFile | None:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Make it a file that kubenpud may read") from error
     try:
         text = content.decode()
-        return TomlFile(path, tomllib.loads(text), find_lines(text))
+        return TomlFile(path, parse_toml(text), find_lines(text))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}{_line_of(error)}: not valid TOML: {error}") from error
 
 

@@ -2,7 +2,7 @@
 """What a driver table file may say: the text of one TOML file in, a DriverTable or a ConfigError out.
 
     name, hardware           the `vendor` label; what it drives, for people
-    work                     jobs, buffers, chunks: in what its submissions say how much they hand over
+    work                     jobs, buffers, chunks, commands: in what its submissions say how much they hand over
     scheduled                drivers of devices whose jobs the kernel's GPU scheduler hands out, a ring working on one
                              at a time: its events tell device time, where fdinfo has none
     subsystem                drm, accel: nodes of these classes, whose calls pass drm_ioctl; char: other device nodes
@@ -17,7 +17,7 @@
                              envelope = { length, pointer }
     [[release]]              module, first, last, ioctl: instead of `ioctl` while such a release is loaded
     [visibility]             submit, and where it matters memory, wait, device_time, device_memory: always,
-                             partly, never; note
+                             partly, never; submit = "none": there is nothing to submit; note
 
 All from subsystem to release may stand in several [[interface]] sections instead, where a driver has several kinds of
 nodes. `cmd`, the whole command, is for drivers that reuse a number or build none; a comment says why.
@@ -33,7 +33,6 @@ numbers that the driver can never receive and one number with two kinds are refu
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 
 from kubenpu.devices.arguments import MAX_ARGUMENTS, parse_argument
@@ -45,15 +44,17 @@ from kubenpu.model.device import (
     DriverTable,
     Interface,
     IoctlRule,
+    KindField,
     NodeMatch,
     Release,
     Visibility,
 )
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.kinds import KINDS, Kind
+from kubenpu.model.toml import parse_toml
 
 SUBSYSTEMS = ("drm", "accel")
-WORK_UNITS = ("jobs", "buffers", "chunks")
+WORK_UNITS = ("jobs", "buffers", "chunks", "commands")
 CHAR = "char"
 CORE_NAME = "drm"
 DRM_IOCTL_TYPE = 0x64
@@ -61,7 +62,7 @@ DRM_IOCTL_TYPE = 0x64
 DRIVER_NRS = range(0x40, 0xA0)
 
 _KIND_BY_LABEL = {kind.label: kind for kind in KINDS}
-_VISIBILITY_BY_VALUE = {visibility.value: visibility for visibility in Visibility}
+_VISIBILITIES = tuple(visibility.value for visibility in Visibility)  # none, of submissions alone, is the last
 _DRIVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _IOCTL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}")
 _MATCH_NAME = re.compile(r"[!-~]{1,128}")
@@ -69,6 +70,7 @@ _SCHEDULED_NAME = re.compile(r"[!-~]{1,31}")  # what the kernel program compares
 _MODULE_NAME = re.compile(r"[A-Za-z0-9_]{1,63}")
 _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,5}")
 _NOTE = re.compile(r"[ -~]{0,200}")
+_WILD = re.compile(r"[*?\[]")
 _BYTES = range(0x100)
 _COMMANDS = range(1 << 32)
 _MAJORS = range(1 << 12)
@@ -109,15 +111,14 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 def _parse_toml(text: str, source: str) -> dict[str, object]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        # ValueError is TOMLDecodeError, which knows line and column, or an integer of thousands of digits.
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{source}: not valid TOML: {error}", "Correct the file or remove it") from error
 
 
 def _parse_visibility(section: Section) -> tuple[dict[str, Visibility], str]:
     visibility = {
-        what: _VISIBILITY_BY_VALUE[section.take_choice(what, _VISIBILITY_BY_VALUE)]
+        what: Visibility(section.take_choice(what, _VISIBILITIES if what == "submit" else _VISIBILITIES[:-1]))
         for what in WHATS
         if what == "submit" or section.has(what)
     }
@@ -214,13 +215,16 @@ def _rule_lists(interface: Interface) -> Iterator[tuple[IoctlRule, ...]]:
 
 
 def _check_interface(table: DriverTable, interface: Interface) -> None:
-    """Refuse what is well-formed but can never match: it would look as if it counted."""
+    """Refuse what is well-formed but can never match, or fits what it cannot mean: it would look as if it counted."""
     is_char = interface.subsystem == CHAR
     is_core = table.name == CORE_NAME
+    if is_char and is_core:
+        raise refusal(table.source, "name", table.name, "another one for subsystem char; this is the DRM core's table")
     if is_char is not bool(interface.nodes):
         raise refusal(table.source, "nodes", [*interface.nodes], "given for subsystem char and for no other")
     if not is_char and not is_core and not interface.uevent_drivers and not interface.sysfs_names:
         raise refusal(table.source, "uevent_drivers", [], "a driver, unless sysfs_names has a device name")
+    _check_names(table.source, interface)
     for rules in _rule_lists(interface):
         if not is_char:
             _check_drm_rules(table.source, rules, is_core)
@@ -229,6 +233,27 @@ def _check_interface(table: DriverTable, interface: Interface) -> None:
             if isinstance(rule.argument, CountField) and (is_char or not table.work or rule.kind is not Kind.SUBMIT):
                 wanted = "of a submission of subsystem drm or accel, in a table with work"
                 raise refusal(table.source, "count", rule.name, wanted)
+            if _submits(rule) and table.visibility["submit"] is Visibility.NEVER:
+                wanted = f"always or partly, as {rule.name} is a call of kind submit"
+                raise refusal(table.source, "visibility.submit", Visibility.NEVER.value, wanted)
+
+
+def _submits(rule: IoctlRule) -> bool:
+    kinds = rule.argument.kinds.values() if isinstance(rule.argument, KindField) else ()
+    return Kind.SUBMIT in (rule.kind, *kinds)
+
+
+def _check_names(source: str, interface: Interface) -> None:
+    exact = [("uevent_drivers", name) for name in interface.uevent_drivers]
+    exact += [("drm_names", name) for name in interface.drm_names]
+    exact += [("nodes.class", each.sysfs_class or "") for each in interface.nodes]
+    exact += [("nodes.chrdev", each.chrdev or "") for each in interface.nodes]
+    for key, name in exact:
+        if _WILD.search(name):
+            raise refusal(source, key, name, "a whole name; only sysfs_names and devname are patterns")
+    for node in interface.nodes:
+        if _WILD.match(node.devname):
+            raise refusal(source, "nodes.devname", node.devname, "a name or a pattern that begins with a part of one")
 
 
 def _check_drm_rules(source: str, rules: tuple[IoctlRule, ...], is_core: bool) -> None:

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
-from kubenpu.model.device import Argument, DriverTable, Interface, IoctlRule
+from kubenpu.model.device import WHATS_OF_CALLS, Argument, DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.files import read_regular_file
 from kubenpu.model.kinds import Kind
@@ -27,8 +27,13 @@ _SHIPPED_DIR = Path(__file__).parent / "drivers"  # importlib.resources would be
 OPERATOR_DIR = Path("/etc/kubenpu/drivers.d")
 _SHIPPED = "kubenpu/devices/drivers"
 _CORE_STEM = "core"
+_SHOWN_VERSION = 40
+_MAX_BYTES = 1 << 18  # of an operator's table; ours have 8 KiB at most
 # In our own files, which tests hold to it: the list of calls and what is said of arguments, up to the next blank line.
 _CALLS = re.compile(r"^(?:ioctl = \[|\[(?:interface\.)?argument\.).*?(?:\n\n|\Z)", re.M | re.S)
+
+Installed = Callable[[str], str | None]
+"""The version of a module; None when it is not loaded or has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,12 @@ class LoadedTables:
         """The table of Device.vendor; None when there is none."""
         return next((table for table in self.tables if table.name == name), None)
 
+    @property
+    def unknown_releases(self) -> tuple[str, ...]:
+        """Once completed: drivers whose calls are not known, all of which count as kind other."""
+        found = ((table.name, table.unknown_release) for table in self.tables if table.unknown_release)
+        return tuple(f"{name}: the driver table does not know {unknown}" for name, unknown in found)
+
 
 def load_tables(operator_dir: Path = OPERATOR_DIR) -> LoadedTables:
     """Read all tables. An operator's file comes before ours and a later file before an earlier one."""
@@ -58,15 +69,37 @@ def load_heads(operator_dir: Path = OPERATOR_DIR) -> LoadedTables:
     return _load(operator_dir, whole=False)
 
 
-def complete(loaded: LoadedTables, names: Collection[str | None]) -> LoadedTables:
-    """With the calls of the tables called so."""
-    tables = (
-        _read_shipped_table(table.name, whole=True)
-        if table.name in names and table.source == _shipped_source(table.name)
-        else table
-        for table in loaded.tables
-    )
+def complete(loaded: LoadedTables, names: Collection[str | None], installed: Installed) -> LoadedTables:
+    """With the calls of the tables called so, as the release that is loaded numbers them."""
+    tables = (_in_force(_whole(table), installed) if table.name in names else table for table in loaded.tables)
     return replace(loaded, tables=tuple(tables))
+
+
+def _whole(table: DriverTable) -> DriverTable:
+    return _read_shipped_table(table.name, whole=True) if table.source == _shipped_source(table.name) else table
+
+
+def _in_force(table: DriverTable, installed: Installed) -> DriverTable:
+    """Of a release that the table does not know nobody can say what its calls are, hence nor what they show."""
+    calls = [_calls_in_force(interface, installed) for interface in table.interfaces]
+    interfaces = [replace(each, ioctls=found or ()) for each, found in zip(table.interfaces, calls, strict=True)]
+    table = replace(table, interfaces=tuple(interfaces))
+    if None not in calls:
+        return table
+    module = table.interfaces[calls.index(None)].releases[0].module
+    version = installed(module)
+    unknown = f"{module} without a version" if version is None else f"release {version[:_SHOWN_VERSION]!r} of {module}"
+    told = {what: seen for what, seen in table.visibility.items() if what not in WHATS_OF_CALLS}
+    return replace(table, visibility=told, unknown_release=unknown)
+
+
+def _calls_in_force(interface: Interface, installed: Installed) -> tuple[IoctlRule, ...] | None:
+    """The calls of the release that is loaded, None when nothing is said of it."""
+    for release in interface.releases:
+        version = parse_version(installed(release.module) or "")
+        if version is not None and release.first <= version <= release.last:
+            return release.ioctls
+    return interface.ioctls if interface.ioctls or not interface.releases else None
 
 
 def _load(operator_dir: Path, whole: bool) -> LoadedTables:
@@ -94,15 +127,6 @@ def match_table(
         if interface and any(fnmatchcase(sysfs_name, pattern) for pattern in interface.sysfs_names):
             return table
     return None
-
-
-def calls_in_force(interface: Interface, installed: Callable[[str], str | None]) -> tuple[IoctlRule, ...]:
-    """The calls of the release that is loaded; `installed` gives the version of a module, None when it has none."""
-    for release in interface.releases:
-        version = parse_version(installed(release.module) or "")
-        if version is not None and release.first <= version <= release.last:
-            return release.ioctls
-    return interface.ioctls
 
 
 def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
@@ -205,7 +229,7 @@ def _find_rivals(tables: Iterable[DriverTable]) -> Iterator[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = read_regular_file(path)
+        data = read_regular_file(path, _MAX_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Put a driver table there that can be read") from error
     try:

@@ -19,7 +19,7 @@ from kubenpu.model.kinds import KIND_LABELS, KINDS, Kind
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Counts
 from kubenpu.model.view import Usage, sees_outcome
 
-# A code and no share: how much of it partly is, nobody knows.
+# A code and no share: how much of it partly is, nobody knows. Where there is nothing to see there is no code.
 VISIBILITY_CODES = {Visibility.ALWAYS: 1.0, Visibility.PARTLY: 0.5, Visibility.NEVER: 0.0}
 
 
@@ -125,7 +125,8 @@ def _device_info(scrape: Scrape) -> Iterator[Point]:
 def _device_visibility(scrape: Scrape) -> Iterator[Point]:
     for device in scrape.view.devices:
         for what, visibility in scrape.visibility(device.vendor).items():
-            yield Point((device.address, what), VISIBILITY_CODES[visibility])
+            if visibility in VISIBILITY_CODES:
+                yield Point((device.address, what), VISIBILITY_CODES[visibility])
 
 
 def _allocated(scrape: Scrape) -> Iterator[Point]:
@@ -255,7 +256,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         ("device", "what"),
         "Whether submissions, memory and waits pass calls, and drivers tell device_time and device_memory of their "
-        "clients: 1 always, 0.5 partly, 0 never; absent: not known.",
+        "clients: 1 always, 0.5 partly, 0 never; absent: not known, or there is nothing to submit.",
         "1",
         "driver tables",
         _device_visibility,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from kubenpu.model.device import Visibility, VisibilityOf
+from kubenpu.model.device import SHOWN, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import OFF, Counts
@@ -191,6 +191,6 @@ def _since(view: View, device: DeviceUsage) -> list[int]:
 
 def _measured(device: DeviceUsage, visibility: Mapping[str, Visibility]) -> frozenset[str]:
     """Not a submission that nobody could have seen, nor errors and waits where no hook sees what becomes of a call."""
-    hidden = visibility.get("submit") in {None, Visibility.NEVER}
+    hidden = visibility.get("submit") not in SHOWN
     unknown = {*(_OF_SUBMITS if hidden else ()), *(() if sees_outcome(device.hooks) else _OF_OUTCOMES)}
     return frozenset(MEASURES) - unknown

@@ -10,7 +10,6 @@ files: there are passwords in them. Containers of other users are not found: nob
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from kubenpu.identity.names import IMAGE_MAX, UNIT_MAX, clean_name
 from kubenpu.model.errors import SourceError
 from kubenpu.model.files import read_regular_file
 from kubenpu.model.identity import HostKind, PathIdentity, PathKind
+from kubenpu.model.toml import parse_toml
 
 REMEMBERED = 1024
 MAX_STATE_BYTES = 4 << 20  # podman has all containers that there are in one file
@@ -169,7 +169,7 @@ def _setting(root: Path, files: Sequence[str], *keys: str) -> str:
 
 
 def _parse_settings(name: str, text: str) -> object:
-    return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    return json.loads(text) if name.endswith(".json") else parse_toml(text)
 
 
 def _glob(directory: Path, pattern: str) -> Iterator[Path]:

@@ -81,9 +81,10 @@ class Pins:
 
 
 def write_state(run_directory: Path, hooks: tuple[HookStatus, ...], drm_module: int | None) -> None:
-    """Replaces the state file in one step. `drm_module`: inode of /sys/module/drm, tells a reload apart."""
+    """Replaces the state file in one step; who writes holds the lock. `drm_module`: inode of /sys/module/drm, tells a
+    reload apart."""
     document = {"hooks": [dataclasses.asdict(h) for h in hooks], "drm_module": drm_module}
-    temporary = run_directory / f".{STATE_NAME}.{os.getpid()}"
+    temporary = run_directory / f".{STATE_NAME}.new"
     try:
         run_directory.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(document, indent=1) + "\n")

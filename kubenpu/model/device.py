@@ -11,16 +11,21 @@ from kubenpu.model.kinds import Kind
 
 
 class Visibility(enum.Enum):
-    """Whether something is seen: always, partly (some of it, or on some kernels or devices) or never."""
+    """Whether something is seen: always, partly (some of it, or on some kernels or devices) or never; none: there is
+    nothing to see."""
 
     ALWAYS = "always"
     PARTLY = "partly"
     NEVER = "never"
+    NONE = "none"
 
+
+SHOWN = frozenset({Visibility.ALWAYS, Visibility.PARTLY})
 
 # What a driver lets one see: by calls, work handed to the hardware, its memory, waiting for it; and what it tells
 # itself of the time and the memory of its clients.
-WHATS = ("submit", "memory", "wait", "device_time", "device_memory")
+WHATS_OF_CALLS = ("submit", "memory", "wait")
+WHATS = (*WHATS_OF_CALLS, "device_time", "device_memory")
 VisibilityOf = Callable[[str | None], Mapping[str, Visibility]]
 """By the name of a driver table; empty for None and where nobody has said."""
 
@@ -135,6 +140,7 @@ class DriverTable:
     `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said. `work`: in what its
     submissions say how much they hand over, None: none of them says. `scheduled`: the drivers of devices whose jobs the
     kernel's GPU scheduler hands out, one at a time on a ring: by its events device time is known, not by fdinfo.
+    `unknown_release`: what is loaded where the table tells releases apart and has none such: its calls are not known.
     """
 
     name: str
@@ -145,6 +151,7 @@ class DriverTable:
     source: str
     work: str | None = None
     scheduled: tuple[str, ...] = ()
+    unknown_release: str = ""
 
     def interface(self, subsystem: str) -> Interface | None:
         """Its first interface of a subsystem; drivers have no two of drm or accel."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kubenpu.model.device import Device, Visibility, VisibilityOf
+from kubenpu.model.device import SHOWN, Device, VisibilityOf
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, OFF, ZERO, Counts, HookStatus
 
@@ -140,7 +140,7 @@ class View:
     def submit_vendors(self, visibility: VisibilityOf) -> frozenset[str]:
         """Drivers whose submissions pass an ioctl at least partly."""
         vendors = {usage.vendor for usage in self.usage} | {device.vendor for device in self.device_usage}
-        return frozenset(v for v in vendors if v and visibility(v).get("submit") not in {None, Visibility.NEVER})
+        return frozenset(v for v in vendors if v and visibility(v).get("submit") in SHOWN)
 
     def allocated(self, usage: Usage) -> bool | None:
         """Whether the kubelet has given the device to who uses it now; None when that cannot be said."""

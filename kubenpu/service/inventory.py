@@ -7,7 +7,7 @@ Used by kubenpu-probe at boot and by kubenpud at hotplug; a lock file keeps the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from kubenpu.devices.chardevs import CharNode, event_subsystems
 from kubenpu.devices.discovery import discover, read_module_version
 from kubenpu.devices.tables import (
     LoadedTables,
-    calls_in_force,
     command_tables,
     complete,
     load_heads,
@@ -25,11 +24,10 @@ from kubenpu.devices.tables import (
 )
 from kubenpu.kernel.pins import locked
 from kubenpu.kernel.store import CounterStore
-from kubenpu.model.device import Argument, Device, Interface, IoctlRule, Node
+from kubenpu.model.device import Argument, Device, IoctlRule, Node
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 
 log = logging.getLogger(__name__)
-InForce = Callable[[Interface | None], tuple[IoctlRule, ...]]
 Trouble = tuple[int, str]  # level of logging, text
 
 
@@ -73,15 +71,16 @@ def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     troubles += [(logging.WARNING, f"device: {problem}") for problem in found.problems]
     nodes = (node for device in found.devices for node in device.nodes)
     chars = [found.char_nodes[node] for node in nodes if node in found.char_nodes]
-    tables = complete(tables, {device.vendor for device in found.devices} | {char.table.name for char in chars})
-    in_force = partial(_calls_in_force, sysfs)
-    calls = {device.address: _drm_calls(device, tables, in_force) for device in found.devices}
+    names = {device.vendor for device in found.devices} | {char.table.name for char in chars}
+    tables = complete(tables, names, partial(read_module_version, sysfs))
+    troubles += [(logging.WARNING, f"{unknown}: its calls count as other") for unknown in tables.unknown_releases]
+    calls = {device.address: _drm_calls(device, tables) for device in found.devices}
     return Inventory(
         devices=found.devices,
         tables=tables,
         kinds={address: rule_kinds(tables.core, rules) for address, rules in calls.items()},
         arguments={address: rule_arguments(tables.core, rules) for address, rules in calls.items()},
-        commands={char.node: _commands(char, tables, in_force) for char in chars},
+        commands={char.node: _commands(char, tables) for char in chars},
         troubles=tuple(troubles),
     )
 
@@ -94,18 +93,15 @@ def tell(troubles: Iterable[Trouble], told: frozenset[Trouble] = frozenset()) ->
     return now
 
 
-def _calls_in_force(sysfs: Path, interface: Interface | None) -> tuple[IoctlRule, ...]:
-    return calls_in_force(interface, partial(read_module_version, sysfs)) if interface else ()
-
-
-def _drm_calls(device: Device, tables: LoadedTables, in_force: InForce) -> tuple[IoctlRule, ...]:
+def _drm_calls(device: Device, tables: LoadedTables) -> tuple[IoctlRule, ...]:
     table = tables.by_name(device.vendor)
-    return in_force(table.interface(device.subsystem) if table else None)
+    interface = table.interface(device.subsystem) if table else None
+    return interface.ioctls if interface else ()
 
 
-def _commands(char: CharNode, tables: LoadedTables, in_force: InForce) -> Commands:
+def _commands(char: CharNode, tables: LoadedTables) -> Commands:
     table = tables.by_name(char.table.name)
-    return Commands(command_tables(in_force(table.interfaces[char.interface] if table else None)), char.shared)
+    return Commands(command_tables(table.interfaces[char.interface].ioctls if table else ()), char.shared)
 
 
 def has_char_nodes(inventory: Inventory) -> bool:

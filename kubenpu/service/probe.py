@@ -51,10 +51,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="core: by the kernel's BTF; bcc: by its headers, on kernels without (default: whichever is needed)",
     )
     load.add_argument("--objects", type=Path, default=None, help=argparse.SUPPRESS)
-    load.add_argument("--uprobe", metavar="BINARY:FUNCTION", help="hook a user-space function (simulated node, tests)")
+    load.add_argument(
+        "--uprobe", type=_target, metavar="BINARY:FUNCTION", help="hook a user-space function (simulated node, tests)"
+    )
     commands.add_parser("unload", help="detach and remove all pins; the totals since boot are gone")
     commands.add_parser("status", help="what is attached, as JSON")
     return parser
+
+
+def _target(text: str) -> attach.Target:
+    binary, _, function = text.rpartition(":")
+    if not binary or not function:
+        raise argparse.ArgumentTypeError(f"{text!r} is not BINARY:FUNCTION, such as /usr/bin/work:submit")
+    return attach.Target(function, Path(binary))
 
 
 def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, ...]:
@@ -89,8 +98,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
         )
         write_state(settings.run_directory, hooks, _drm_module())
         if not options.uprobe:
-            _pin_clients(pins, options, messages)
-            _time_jobs(pins, inventory, options, messages)
+            _pin_clients(pins, facts, options, messages)
+            _time_jobs(pins, facts, inventory, options, messages)
     return hooks
 
 
@@ -107,33 +116,37 @@ def _request(
     hook: Hook, settings: Settings, options: argparse.Namespace, before: Sequence[HookStatus]
 ) -> attach.LoadRequest:
     pins = Pins(settings.pin_directory)
-    mechanisms, target = hook.ladder, None
+    mechanisms = hook.ladder
     if options.uprobe:
-        binary, _, function = options.uprobe.rpartition(":")
-        mechanisms, target = (UPROBE,), attach.Target(function, Path(binary))
+        mechanisms = (UPROBE,)
     elif options.mechanism in mechanisms:
         mechanisms = (options.mechanism,)
-    since = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
-    path = _object_path(hook.name, options)
-    return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, next(since, attach.boot_ns()), target)
+    began = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
+    since, path = next(began, attach.boot_ns()), _object_path(hook.name, options)
+    return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, since, options.uprobe)
 
 
 def _object_path(stem: str, options: argparse.Namespace) -> Path:
     return Path(options.objects, f"{stem}.bpf.o") if options.objects else attach.object_path(stem)
 
 
-def _pin_clients(pins: Pins, options: argparse.Namespace, messages: Messages) -> None:
+def _pin_clients(pins: Pins, facts: KernelFacts, options: argparse.Namespace, messages: Messages) -> None:
     """Without it there is no device time and no memory; calls are counted all the same."""
+    if not facts.btf:  # an iterator is attached by the kernel's own types, which no headers can stand in for
+        log.warning("no device time and no device memory: they need a kernel with BTF")
+        return
     try:
         clients.pin_iterator(pins, _object_path(clients.STEM, options), messages)
     except KernelError as e:
         log.error("kubenpu-probe: %s: %s", clients.STEM, e)
 
 
-def _time_jobs(pins: Pins, inventory: Inventory, options: argparse.Namespace, messages: Messages) -> None:
+def _time_jobs(
+    pins: Pins, facts: KernelFacts, inventory: Inventory, options: argparse.Namespace, messages: Messages
+) -> None:
     """While there is a device whose time is known by the kernel's GPU scheduler alone."""
     try:
-        if inventory.scheduled_drivers:
+        if inventory.scheduled_drivers and facts.btf:
             path = _object_path(STEM, options)
             scheduler.attach_timing(pins, path, inventory.scheduled_drivers, messages)
         else:

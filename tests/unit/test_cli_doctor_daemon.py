@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import bcrypt
@@ -16,7 +17,9 @@ from kubenpu.exporters.scrape import Row
 from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
+from kubenpu.kernel.support import KernelFacts
 from tests.fakes.certificates import Authority, Certificate, tls_section
+from tests.unit.test_kernel_support import GOOD
 
 BODY = b"""# TYPE kubenpu_build_info gauge
 kubenpu_build_info{version="1.2.3"} 1
@@ -26,11 +29,15 @@ kubenpu_source_up{source="counters"} 1
 USERS = f"basic_auth_users:\n  alice: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}\n"
 
 
-def _tells(what: str, code: float) -> Row:
-    return Row("kubenpu_device_visibility", {"device": "a", "what": what}, code)
+def _tells(what: str, code: float, device: str = "a") -> Row:
+    return Row("kubenpu_device_visibility", {"device": device, "what": what}, code)
 
 
 TELLS = _tells("device_memory", 0.5)
+LOOKS = Row("kubenpu_source_up", {"source": "clients"}, 1)
+INFO = Row("kubenpu_device_info", {"device": "a", "vendor": "i915"}, 1)
+ENGINE = Row("kubenpu_device_engine_seconds_total", {"device": "b", "engine": "render"}, 3)
+NOT_BY_A = "told by 0 of 1 device; not by a (i915)"
 
 
 def settings(*flags: str) -> Settings:
@@ -103,16 +110,34 @@ def test_a_socket_without_a_daemon_is_down(tmp_path: Path) -> None:
         ((_tells("submit", 1),), OK, "no driver here tells it", ""),
         ((TELLS,), WARN, "kubenpu-clients has not run", "enable --now kubenpu-clients"),
         ((TELLS, Row("kubenpu_source_up", {"source": "clients"}, 0)), WARN, "incomplete or late", "journalctl"),
-        ((TELLS, Row("kubenpu_source_up", {"source": "clients"}, 1)), OK, "told by 1 device", ""),
+        ((TELLS, LOOKS, Row("kubenpu_host_memory_bytes", {"device": "a"}, 0)), OK, "told by 1 of 1 device", ""),
+        ((TELLS, LOOKS, Row("kubenpu_memory_bytes", {"device": "b"}, 0), INFO), OK, NOT_BY_A, "README.md"),
+        ((TELLS, LOOKS), OK, "told by 0 of 1 device; not by a (-)", "README.md"),
+        (
+            (*(_tells("device_time", 1, device) for device in "abc"), LOOKS, INFO, ENGINE),
+            *(OK, "told by 1 of 3 devices; not by a (i915), c (-)", "README.md"),
+        ),
     ],
 )
 def test_device_time(rows: tuple[Row, ...], status: str, found: str, remedy: str) -> None:
-    made = settings()
-    node = Examination(made, find_urls(made))
-    node.__dict__["scrape"] = Scrape("", rows)
-    (finding,) = examine(node, [(name, do) for name, do in CHECKS if name == "device time"])
+    finding = device_time(rows, GOOD)
     assert (finding.status, finding.found) == (status, found)
     assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize(("rows", "status"), [((), OK), ((TELLS,), WARN), ((TELLS, LOOKS), WARN)])
+def test_device_time_needs_the_kernels_btf(rows: tuple[Row, ...], status: str) -> None:
+    finding = device_time(rows, replace(GOOD, btf=False))
+    assert finding.status == status
+    assert ("BTF" in finding.found, "BTF" in finding.remedy) == (status == WARN, status == WARN)
+
+
+def device_time(rows: tuple[Row, ...], facts: KernelFacts) -> Finding:
+    made = settings()
+    node = Examination(made, find_urls(made))
+    node.__dict__.update(scrape=Scrape("", rows), facts=facts)
+    (finding,) = examine(node, [(name, do) for name, do in CHECKS if name == "device time"])
+    return finding
 
 
 @pytest.mark.parametrize(

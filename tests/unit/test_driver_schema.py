@@ -180,6 +180,15 @@ def test_meanings_of_an_argument(meaning: str, wanted: Argument) -> None:
         ('name = "npu9"', 'name = "npu9"\ninterface = []', "interface is []"),
         ('name = "npu9"', 'name = "npu9"\ninterface = [1]', "interface[0] is 1"),
         ('wait = "never"', 'wait = "no"', "visibility.wait is 'no'"),
+        ('wait = "never"', 'wait = "none"', "visibility.wait is 'none'"),
+        ('submit = "partly"', 'submit = "never"', "visibility.submit is 'never'"),
+        ('name = "npu9"', 'name = "drm"', "name is 'drm'"),
+        ('class = "npu"', 'class = "npu*"', "nodes.class is 'npu*'"),
+        ('class = "npu"', 'chrdev = "n?u", minors = [0, 1]', "nodes.chrdev is 'n?u'"),
+        ('devname = "npu9-*"', 'devname = "*"', "nodes.devname is '*'"),
+        ('devname = "npu9-*"', 'devname = "[a-z]*"', "nodes.devname is '[a-z]*'"),
+        ('devname = "npu9-*"', 'devname = "?pu9"', "nodes.devname is '?pu9'"),
+        ("nodes = [", 'uevent_drivers = ["npu[0-9]"]\nnodes = [', "uevent_drivers is 'npu[0-9]'"),
         ('hardware = "NPU nine"', 'hardware = "a\\u001b[31m"', r"hardware is 'a\x1b[31m'"),
     ],
 )
@@ -201,6 +210,7 @@ def test_work_is_counted_of_submissions_through_drm_in_a_unit() -> None:
     good = GOOD.replace("[visibility]", f"{BATCH}[visibility]").replace("subsystem", 'work = "jobs"\nsubsystem')
     table = parse_table(good, "x")
     assert table.work == "jobs"
+    assert parse_table(good.replace("jobs", "commands"), "x").work == "commands"
     assert CountField(16, 8, 4) in {rule.argument for rule in table.interfaces[0].ioctls}
     assert "count is 'NPU9_RUN'" in refusal(good.replace('work = "jobs"\n', ""))
     assert "count is 'NPU9_RUN'" in refusal(good.replace('"submit", name', '"alloc", name'))
@@ -245,6 +255,8 @@ def test_versions(text: str, version: tuple[int, ...] | None) -> None:
         ('["npu9"]', '"npu9"', "uevent_drivers is 'npu9'"),
         ('["npu9"]', "[1]", "uevent_drivers is 1"),
         ('["npu9"]', "[]", "uevent_drivers is []"),
+        ('["npu9"]', '["npu*"]', "uevent_drivers is 'npu*'"),
+        ('["npu9"]', '["npu9"]\ndrm_names = ["n*"]', "drm_names is 'n*'"),
         ("ioctl_type = 0x64", "ioctl_type = 256", "ioctl_type is 256"),
         ("ioctl_type = 0x64", "ioctl_type = 0x48", "ioctl_type is 72"),
         ("ioctl_type = 0x64", 'ioctl_type = "d"', "ioctl_type is 'd'"),
@@ -273,6 +285,18 @@ def test_versions(text: str, version: tuple[int, ...] | None) -> None:
 def test_refusals_name_file_and_key(old: str, new: str, says: str) -> None:
     assert old in GOOD
     assert says in refusal(GOOD.replace(old, new, 1))
+
+
+def test_a_submission_in_an_argument_is_one() -> None:
+    text = CHAR_GOOD.replace('submit = "partly"', 'submit = "never"').replace('kind = "submit"', 'kind = "other"')
+    assert parse_table(text, "x").visibility["submit"] is Visibility.NEVER
+    assert "visibility.submit is 'never'" in refusal(text.replace("free = [1, 2]", "submit = [1]"))
+
+
+def test_where_nothing_is_submitted_there_may_be_a_call_for_it() -> None:
+    """The driver may take it one day."""
+    table = parse_table(GOOD.replace('submit = "always"', 'submit = "none"'), "x")
+    assert table.visibility["submit"] is Visibility.NONE
 
 
 def test_two_names_for_one_number_are_fine() -> None:

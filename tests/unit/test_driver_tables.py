@@ -12,7 +12,6 @@ import pytest
 from kubenpu.devices.schema import CORE_NAME
 from kubenpu.devices.tables import (
     LoadedTables,
-    calls_in_force,
     complete,
     load_heads,
     load_tables,
@@ -24,6 +23,7 @@ from kubenpu.model.device import (
     Interface,
     IoctlRule,
     Release,
+    Visibility,
 )
 from kubenpu.model.kinds import Kind
 
@@ -37,6 +37,10 @@ ioctl = [{ nr = 0x41, kind = "submit", name = "NPU9_RUN" }]
 [visibility]
 submit = "always"
 """
+
+
+def nothing_loaded(_module: str) -> None:
+    return None
 
 
 def builtin(name: str) -> DriverTable:
@@ -53,7 +57,7 @@ def test_heads_are_the_tables_without_calls() -> None:
         bare = [replace(each, ioctls=(), releases=head_releases(each)) for each in table.interfaces]
         assert head == replace(table, interfaces=tuple(bare))
     names = {"nvidia", "habanalabs", None}
-    completed = complete(heads, names)
+    completed = complete(heads, names, nothing_loaded)
     for table, found in zip(whole.tables, completed.tables, strict=True):
         assert (found == table) is (table.name in names or table == heads.by_name(table.name))
 
@@ -66,12 +70,13 @@ def test_an_operators_table_is_whole_from_the_start(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(GOOD.replace('"npu9"', '"i915"'))
     heads = load_heads(tmp_path)
     assert heads.by_name("i915") == load_tables(tmp_path).by_name("i915")
-    assert complete(heads, {"i915"}) == heads
+    assert complete(heads, {"i915"}, nothing_loaded) == heads
 
 
 @pytest.mark.parametrize(
     ("installed", "nr"),
     [
+        ("4.18.0", 15),
         ("4.18.1", 15),
         ("4.23.0", 15),
         ("4.23", 15),
@@ -84,20 +89,40 @@ def test_an_operators_table_is_whole_from_the_start(tmp_path: Path) -> None:
     ],
 )
 def test_hailo_calls_are_those_of_the_loaded_release(installed: str | None, nr: int | None) -> None:
-    interface = builtin("hailo").interfaces[0]
-    calls = calls_in_force(interface, {"hailo_pci": installed}.get)
-    assert next((rule.nr for rule in calls if rule.kind is Kind.SUBMIT), None) == nr
+    table = loaded_as("hailo", installed)
+    assert next((rule.nr for rule in table.interfaces[0].ioctls if rule.kind is Kind.SUBMIT), None) == nr
+    assert table.visibility.get("submit") is (Visibility.ALWAYS if nr else None)
+    assert table.visibility["device_time"] is Visibility.NEVER
+    assert bool(table.unknown_release) is (nr is None)
 
 
 def test_hailo1x_renumbered_between_releases() -> None:
-    interface = builtin("hailo1x").interfaces[0]
     found = {
-        version: [
-            rule.nr for rule in calls_in_force(interface, {"hailo1x_pci": version}.get) if rule.kind is Kind.SUBMIT
-        ]
+        version: [rule.nr for rule in loaded_as("hailo1x", version).interfaces[0].ioctls if rule.kind is Kind.SUBMIT]
         for version in ("5.2.0", "5.3.0", "5.4.0")
     }
     assert found == {"5.2.0": [13], "5.3.0": [12], "5.4.0": []}
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [
+        ("4.24.0", "hailo: the driver table does not know release '4.24.0' of hailo_pci"),
+        ("\x1b[31m" + "9" * 90, f"hailo: the driver table does not know release '\\x1b[31m{'9' * 35}' of hailo_pci"),
+        (None, "hailo: the driver table does not know hailo_pci without a version"),
+    ],
+)
+def test_a_release_that_no_table_knows_is_told(installed: str | None, says: str) -> None:
+    heads = load_heads(NOWHERE)
+    assert complete(heads, {"hailo"}, {"hailo_pci": installed}.get).unknown_releases == (says,)
+    assert complete(heads, {"i915"}, {"hailo_pci": installed}.get).unknown_releases == ()
+
+
+def loaded_as(name: str, version: str | None) -> DriverTable:
+    """The table while its module is loaded in this version."""
+    table = complete(load_heads(NOWHERE), {name}, {f"{name}_pci": version}.get).by_name(name)
+    assert table is not None
+    return table
 
 
 def test_rule_kinds_without_a_table_knows_the_core_only() -> None:
@@ -203,7 +228,7 @@ def test_bad_files_are_named_and_take_nothing_else_down(tmp_path: Path) -> None:
     (tmp_path / "syntax.toml").write_text("name = \n")
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
-    (tmp_path / "large.toml").write_text("#" * (1 << 20) + "\n")
+    (tmp_path / "large.toml").write_text("#" * (1 << 18) + "\n")
     (tmp_path / "folder.toml").mkdir()
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "gone.toml").symlink_to("nowhere")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,11 +149,15 @@ def test_the_state_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Mon
     def die(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", die)
-    with pytest.raises(KeyboardInterrupt):
-        write_state(tmp_path, (OFF,), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 77)
+        patch.setattr(Path, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_state(tmp_path, (OFF,), 2)
     assert read_state(tmp_path) == ((FENTRY,), 1)
     assert json.loads((tmp_path / STATE_NAME).read_text())["drm_module"] == 1
+    write_state(tmp_path, (OFF,), 3)
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_NAME]  # nothing of the one that died is left
 
 
 # ---- the lock ----

@@ -39,6 +39,7 @@ LOST = Owner(OwnerKind.UNKNOWN, pod_uid="u9", container_id="c9")
 TABLES = {
     "i915": {"submit": Visibility.ALWAYS},
     "intel_vpu": {"submit": Visibility.PARTLY, "wait": Visibility.ALWAYS},
+    "display": {"submit": Visibility.NONE},
     "doorbell": {"submit": Visibility.NEVER, "memory": Visibility.PARTLY, "wait": Visibility.NEVER},
 }
 
@@ -208,6 +209,7 @@ def samples_of(name: str, view: View = VIEW) -> list[tuple[dict[str, str], float
         ("i915", {"submit": 1.0}),
         ("intel_vpu", {"submit": 0.5, "wait": 1.0}),
         ("doorbell", {"submit": 0.0, "memory": 0.5, "wait": 0.0}),
+        ("display", {}),
         (None, {}),
     ],
 )
@@ -220,7 +222,9 @@ def test_visibility_is_a_code_per_device_and_absent_where_nobody_knows(
     assert {sample.labels["device"] for sample in found} <= {NPU}
 
 
-@pytest.mark.parametrize(("vendor", "shown"), [("i915", True), ("intel_vpu", True), ("doorbell", False), (None, False)])
+@pytest.mark.parametrize(
+    ("vendor", "shown"), [("i915", True), ("intel_vpu", True), ("doorbell", False), ("display", False), (None, False)]
+)
 def test_submissions_nobody_can_see_have_no_series(vendor: str | None, shown: bool) -> None:
     view = dataclasses.replace(VIEW, usage=(Usage(POD, NPU, vendor, counts(0, 5), 1.0, True),))
     for name in ("kubenpu_ioctl_total", "kubenpu_ioctl_errors_total"):

@@ -4,99 +4,24 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kubenpu.kernel import attach, bcc_loader, clients
 from kubenpu.kernel.attach import LoadRequest, Target
-from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS, Hook
-from kubenpu.kernel.pins import STATE_NAME, Pins, read_state, write_state
+from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, SHARED_MAPS
+from kubenpu.kernel.pins import STATE_NAME, read_state, write_state
 from kubenpu.kernel.support import KernelFacts
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
 from kubenpu.service import probe
-from tests.fakes.node_world import FakeStore
+from tests.fakes.probe_machine import KPROBE, Machine, alone
 from tests.fakes.sim_plan import DEVICES
 from tests.fakes.sim_sysfs import write_sysfs
 from tests.unit.test_kernel_support import GOOD
-
-KPROBE = HookStatus("drm_ioctl", "kprobe", "fentry: drm has no BTF", 77)
-
-
-def alone(arguments: list[str]) -> int:
-    """As a process of its own: nobody has set up logging."""
-    handlers, level = logging.root.handlers, logging.root.level
-    logging.root.handlers = []
-    try:
-        return probe.main(arguments)
-    finally:
-        logging.root.handlers = handlers
-        logging.root.setLevel(level)
-
-
-@dataclass
-class Machine:
-    """A kernel that takes every load; `facts` and `drm_module` are what the probe finds."""
-
-    place: Path
-    facts: KernelFacts = GOOD
-    drm_module: int | None = 4711
-    requests: list[LoadRequest] = field(default_factory=list)
-    stores: list[FakeStore] = field(default_factory=list)
-    devices_known: list[int] = field(default_factory=list)  # rules written by each store when the hook was attached
-    detached: list[str] = field(default_factory=list)
-    refuse: KernelError | None = None
-    iterators: list[Path] = field(default_factory=list)
-    refuse_iterator: KernelError | None = None
-
-    @property
-    def run_directory(self) -> Path:
-        return self.place / "run"
-
-    @property
-    def pins(self) -> Pins:
-        return Pins(self.place / "pins")
-
-    def probe(self, *arguments: str) -> int:
-        config = self.place / "kubenpu.toml"
-        names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
-        names["devices.drivers_directory"] = "drivers.d"
-        config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
-        return alone(["--config.file", str(config), *arguments])
-
-    def load(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> HookStatus:
-        self.requests.append(request)
-        if self.refuse is not None:
-            raise self.refuse
-        self.pin_counters(request)
-        self.devices_known = [len(store.rules) for store in self.stores]
-        return replace(KPROBE, hook=request.hook.name, since_ns=request.since_ns, loader=request.loader)
-
-    def make_maps(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> None:
-        self.pin_counters(request)
-
-    def pin_counters(self, request: LoadRequest) -> None:
-        request.pins.make()
-        for name in (*SHARED_MAPS, *request.hook.maps):
-            request.pins.map(name).touch()
-
-    def open_store(self, directory: Path) -> FakeStore:
-        self.stores.append(FakeStore(directory))
-        return self.stores[-1]
-
-    def pin_iterator(self, pins: Pins, object_path: Path, _messages: object) -> None:
-        if self.refuse_iterator is not None:
-            raise self.refuse_iterator
-        assert pins == self.pins
-        assert self.requests, "first what counts"
-        self.iterators.append(object_path)
-
-    def detach(self, _pins: Pins, hook: Hook) -> None:
-        self.detached.append(hook.name)
 
 
 @pytest.fixture
@@ -199,6 +124,8 @@ def test_load_repairs_a_damaged_state_file(machine: Machine, errors: Errors) -> 
         ("load", "--mechanism", "magic"),
         ("load", "--mechanism", "uprobe"),
         ("load", "--loader", "libbpf"),
+        ("load", "--uprobe", "foo"),
+        ("load", "--uprobe", "/bin/work:"),
         ("status", "--mechanism", "auto"),
     ],
 )
@@ -206,7 +133,9 @@ def test_misuse(machine: Machine, errors: Errors, arguments: tuple[str, ...]) ->
     with pytest.raises(SystemExit) as caught:
         machine.probe(*arguments)
     assert caught.value.code == 2
-    assert "usage: kubenpu-probe" in errors()
+    said = errors()
+    assert "usage: kubenpu-probe" in said
+    assert ("is not BINARY:FUNCTION, such as" in said) is ("--uprobe" in arguments)
 
 
 def test_settings_that_cannot_be_read(machine: Machine, errors: Errors) -> None:
@@ -273,6 +202,17 @@ def test_load_by_the_loader_that_is_needed(
     assert asked == ([("drm_ioctl.bpf.o", machine.run_directory)] if loader == "bcc" else [])
     assert [request.loader for request in machine.requests] == [loader]
     assert {hook.loader for hook in read_state(machine.run_directory)[0]} == {loader}
+
+
+def test_a_kernel_without_btf_lists_no_clients_and_that_is_told_once(
+    machine: Machine, errors: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bcc_loader, "write_layout", lambda *_: machine.place)
+    machine.facts = replace(GOOD, btf=False, bcc=True, headers=True)
+    machine.refuse_iterator = KernelError("kernel BTF is missing", "Never seen")
+    assert machine.probe("load") == 0
+    lines = [line for line in errors().splitlines() if "file_ioctl: " not in line and "drm_ioctl: " not in line]
+    assert lines == ["no device time and no device memory: they need a kernel with BTF"]
 
 
 def test_load_tells_the_kernel_the_devices_and_the_daemon_the_hook(machine: Machine) -> None:

@@ -13,10 +13,11 @@ import pytest
 from kubenpu.kernel import attach, scheduler
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
+from tests.fakes.probe_machine import Machine
 from tests.fakes.sim_plan import SimDevice, SimNode
 from tests.fakes.sim_sysfs import write_sysfs
 from tests.unit import test_service_probe
-from tests.unit.test_service_probe import Errors, Machine
+from tests.unit.test_service_probe import Errors
 
 machine, errors = test_service_probe.machine, test_service_probe.errors
 CORES = (

@@ -64,6 +64,7 @@ def test_kernel_without_btf(runtime: Runtime, virtio: DrmDevice) -> None:
         for hook in hooks():
             assert (hook["loader"], hook["mechanism"]) == ("bcc", "kprobe.multi"), hook
             assert "fentry: it needs the kernel's BTF, and there is none" in hook["reason"]
+        assert "no device time and no device memory: they need a kernel with BTF" in service.journal()
         fake.wait_until_known(virtio.address, "kfd")
         (layout,) = Path("/run/kubenpu").glob("kernel-*.btf")
         made = layout.stat().st_mtime_ns

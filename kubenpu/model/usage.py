@@ -19,8 +19,8 @@ BY_DEVICE_TIME_MS = "by_device_time_ms"
 BY_ALLOCATION_MS = "by_allocation_ms"
 BY_ACTIVITY_MS = "by_activity_ms"
 RULES = (BY_DEVICE_TIME_MS, BY_ALLOCATION_MS, BY_ACTIVITY_MS)
-"""How much of a device's time was divided by which rule. They are applied in this order, each to what the ones before it
-left of an interval."""
+"""How much of a device's time was divided by which rule. They are applied in this order, each to what is left of an
+interval."""
 
 PRESENT_MS = "present_ms"
 UNWATCHED_MS = "unwatched_ms"

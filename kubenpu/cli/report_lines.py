@@ -33,12 +33,13 @@ from kubenpu.model.usage import (
 
 SPLIT = (
     "Each stored interval (a minute) of a device is divided by device time for as long as the device worked in it, "
-    "where its driver tells that of all work. The rest, or all of it where that is not known, is divided by allocation: "
-    "evenly among the containers that the kubelet has given the device to, used or not. Where it has given it to none, "
-    "or does not tell, by activity: evenly among those who made calls to it. What is neither given nor used is idle; "
-    "time in which nobody looked for more than 150 seconds is unwatched. Neither is charged to anybody. IDLE % is the part of allocated time without a call; where "
-    "kubenpuctl drivers does not say that submissions are always seen, there may have been work in it. Device seconds "
-    "and memory are what the driver tells of its clients, - where it does not."
+    "where its driver tells that of all work. The rest, or all of it where that is not known, is divided by "
+    "allocation: evenly among the containers that the kubelet has given the device to, used or not. Where it has "
+    "given it to none, or does not tell, by activity: evenly among those who made calls to it. What is neither given "
+    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched. Neither is charged to "
+    "anybody. IDLE % is the part of allocated time without a call; where kubenpuctl drivers does not say that "
+    "submissions are always seen, there may have been work in it. Device seconds and memory are what the driver tells "
+    "of its clients, - where it does not."
 )
 RULE_NAMES: Mapping[str, str] = {
     BY_DEVICE_TIME_MS: "device time",

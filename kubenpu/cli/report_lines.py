@@ -226,7 +226,8 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
         yield f"errors and waits are not known of {', '.join(silent)}: only the beginning of a call is seen there"
     if any(value < 0 for row in rows if row.part is Part.UNATTRIBUTED for value in row.amounts.values()):
         yield "less than 0 unattributed: calls from before this time got their name in it"
-    unpriced = [row.device for row in devices if prices and prices.of(row.device, row.vendor) is None]
+    timed = [row for row in devices if row.amounts.get(PRESENT_MS, 0)]
+    unpriced = [row.device for row in timed if prices and prices.of(row.device, row.vendor) is None]
     if unpriced:
         yield f"no price for {', '.join(unpriced)}"
     if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):

@@ -135,9 +135,10 @@ def _shares(report: Report, rows: Iterable[UsageRow], colours: Mapping[tuple[str
 
 
 def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tuple[str, ...], str]) -> str:
-    """One bar per device: all of its counted time."""
+    """One bar per device that has time: all of it."""
     drawn = []
-    for place, device in enumerate(report.devices):
+    timed = [device for device in report.devices if device.amounts.get(PRESENT_MS, 0)]
+    for place, device in enumerate(timed):
         top = place * 44
         name = f"{device.device} {device.vendor or ''}"
         hours = device.amounts.get(PRESENT_MS, 0) / 3_600_000
@@ -150,7 +151,7 @@ def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tup
             if share > 0:
                 left, wide = (end - share) / whole * _WIDTH, share / whole * _WIDTH
                 drawn.append(_bar(name, f"{share / 3_600_000:.2f} h", left, top + 18, wide, 16))
-    return _svg(44 * max(1, len(report.devices)), drawn, "time of each device by group")
+    return _svg(44 * max(1, len(timed)), drawn, "time of each device by group")
 
 
 def _time_chart(

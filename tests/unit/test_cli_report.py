@@ -132,6 +132,19 @@ def test_a_device_without_a_price_has_no_cost_and_is_named() -> None:
     assert "no price for 0000:03:00.0" in made.notes
 
 
+def test_a_device_without_time_costs_nothing_and_needs_no_price() -> None:
+    other = UsageRow(Part.DEVICE, "nvidiactl", "nvidia", 1000.0, 8200.0, {"calls.submit": 5, "errors.other": 0})
+    user = UsageRow(Part.WORKLOAD, "nvidiactl", "nvidia", 1000.0, 8200.0, {"calls.submit": 5}, "shop")
+    rows, prices = [*ROWS[:4], other, user], Prices("EUR", None, {"i915": Decimal(1)}, {})
+    made = report(rows, prices=prices)
+    assert [line.cost for line in made.lines] == [line.cost for line in report(ROWS[:4], prices=prices).lines]
+    assert made.lines[-1].sum_of("calls.submit") == 15
+    assert not any("price" in note for note in made.notes)
+    page = Page(render_page(made, rows, [], "n", False))
+    assert "nvidiactl nvidia" not in page.texts
+    assert f"{GPU} i915" in page.texts
+
+
 def test_notes_tell_what_is_not_known() -> None:
     blind = UsageRow(Part.DEVICE, NPU, None, 1000.0, 8200.0, {"calls.other": 1, PRESENT_MS: HOUR})
     assert f"errors and waits are not known of {NPU}" in " ".join(report([blind]).notes)

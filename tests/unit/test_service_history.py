@@ -17,7 +17,7 @@ from kubenpu.history.snapshot import read_snapshot
 from kubenpu.model.allocation import Allocations
 from kubenpu.model.errors import SourceError
 from kubenpu.model.sample import HookStatus
-from kubenpu.model.usage import PRESENT_MS, UNWATCHED_MS, Part
+from kubenpu.model.usage import ALLOCATED_MS, BY_ALLOCATION_MS, PRESENT_MS, SHARE_MS, UNUSED_MS, UNWATCHED_MS, Part
 from kubenpu.model.view import View
 from kubenpu.service.history import RETRY_SECONDS, History
 from kubenpu.service.node import Node
@@ -108,6 +108,29 @@ def test_who_holds_a_device_is_stored_with_its_labels() -> None:
     web_0, idle_0 = (("pod", "shop", pod, "main", uid, "") for pod, uid in (("web-0", "u1"), ("idle-0", "u8")))
     assert snapshot.held == {(web_0, IGPU), (idle_0, IGPU)}
     assert snapshot.labels == {web_0: {"team": "blue"}, idle_0: {"team": "red"}}
+
+
+def test_a_node_that_stands_for_several_devices_has_calls_and_no_time(settings: Settings) -> None:
+    """Else its GPU would be charged for once by itself, and again by each of its driver's other nodes."""
+    given = ALLOCATIONS.all[0]
+    times = {}
+    for auxiliary in (False, True):
+        device = replace(VIEW.device_usage[0], settled=counts(100, 0, 0, 0, 0, 0, 0), auxiliary=auxiliary)
+        view = replace(COUNTED, device_usage=(device,), allocations=Allocations((given,), {}))
+        history, node = made(replace(settings, history_file=settings.history_file.with_name(str(auxiliary))), view)
+        history.step()
+        node.shown = later(view, 60)
+        history.step()
+        rows = history.usage("pod", 0, 1e10)
+        (whole,) = (row for row in rows if row.part is Part.DEVICE)
+        others = [row for row in rows if row.part is not Part.DEVICE]
+        assert sum(row.amounts["calls.submit"] for row in others) == whole.amounts["calls.submit"] > 0
+        times[auxiliary] = {name for row in rows for name, ms in row.amounts.items() if name.endswith("_ms") and ms}
+        history.close()
+    assert times == {
+        False: {PRESENT_MS, UNWATCHED_MS, ALLOCATED_MS, UNUSED_MS, SHARE_MS, BY_ALLOCATION_MS},
+        True: set(),
+    }
 
 
 @pytest.mark.parametrize(("mechanism", "present"), [("lsm", True), ("off", False)])

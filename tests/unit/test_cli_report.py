@@ -132,6 +132,19 @@ def test_a_device_without_a_price_has_no_cost_and_is_named() -> None:
     assert "no price for 0000:03:00.0" in made.notes
 
 
+def test_prices_that_are_for_nothing_are_named() -> None:
+    """A mistyped key would else be a wrong bill that nobody sees."""
+    prices = Prices(
+        "EUR", Decimal(1), {"i951": Decimal(2), "xe": Decimal(2)}, {"0000:00:02.O": Decimal(3), GPU: Decimal(3)}
+    )
+    notes = [note.partition(":")[0] for note in report(prices=prices).notes if "price" in note]
+    assert notes == ["the price of driver.i951 is not used", 'the price of device."0000']
+    assert not any("price" in note for note in report([], prices=prices).notes)
+    unused = UsageRow(Part.DEVICE, "nvidiactl", "nvidia", 1000.0, 8200.0, {"calls.submit": 5, "errors.other": 0})
+    prices = Prices("EUR", Decimal(1), {}, {"nvidiactl": Decimal(3)})
+    assert 'the price of device."nvidiactl" is not used' in " ".join(report([*ROWS, unused], prices=prices).notes)
+
+
 def test_a_device_without_time_costs_nothing_and_needs_no_price() -> None:
     other = UsageRow(Part.DEVICE, "nvidiactl", "nvidia", 1000.0, 8200.0, {"calls.submit": 5, "errors.other": 0})
     user = UsageRow(Part.WORKLOAD, "nvidiactl", "nvidia", 1000.0, 8200.0, {"calls.submit": 5}, "shop")
@@ -369,7 +382,7 @@ def test_command_writes_a_page(rig: Rig, tmp_path: Path, capsys: pytest.CaptureF
     assert "web-0" in text
     assert text.count("<rect") >= 2 * 4  # three workloads and what is idle; again over time
     assert capsys.readouterr().out == ""
-    assert run(rig, "--html", str(tmp_path / "none" / "page.html")) == 1
+    assert run(rig, "--html", str(tmp_path / "none" / "page.html")) == 2
     assert "cannot write" in capsys.readouterr().err
 
 
@@ -382,7 +395,7 @@ def test_command_says_when_nothing_is_stored(rig: Rig, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("words", [["--since", "@5", "--until", "@5"], ["--price", "/none"]])
 def test_command_refuses(rig: Rig, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(rig, *words) == 1
+    assert run(rig, *words) == 2
     assert capsys.readouterr().out == ""
 
 

@@ -17,14 +17,15 @@ from itertools import accumulate
 
 from kubenpu.cli.output import escape
 from kubenpu.cli.report_lines import (
+    GROUPS,
     IDLE,
     UNATTRIBUTED,
     UNWATCHED,
     Line,
     Report,
     describe_split,
+    group_of,
     idle_ms,
-    name_of,
 )
 from kubenpu.cli.report_output import cells_of, header_of
 from kubenpu.model.usage import PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
@@ -97,7 +98,7 @@ def render_page(
 <meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title><style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
-<p class="quiet">{_when(report.since)} to {_when(report.until)} UTC, by {_text(" ".join(report.columns))}</p>
+<p class="quiet">{_span(report.asked)} UTC, by {_text(" ".join(report.columns))}; stored: {_span(report.stored)}</p>
 {'<p class="mark">Simulated node: nobody used hardware.</p>' if simulated else ""}
 <h2>Time of each device</h2>
 {_device_chart(report, rows, colours)}
@@ -114,7 +115,7 @@ def render_page(
 
 def _choose_colours(report: Report) -> dict[tuple[str, ...], str]:
     """The groups with the most device time; they are the first lines."""
-    groups = [line.names for line in report.lines if line.kind == "workload" and line.amounts.get(SHARE_MS)]
+    groups = [line.names for line in report.lines if line.kind in GROUPS and line.amounts.get(SHARE_MS)]
     return {names: f"c{number}" for number, names in enumerate(groups[:COLOURS])}
 
 
@@ -125,7 +126,7 @@ def _shares(report: Report, rows: Iterable[UsageRow], colours: Mapping[tuple[str
         share = row.amounts.get(SHARE_MS, 0)
         match row.part:
             case Part.WORKLOAD:
-                found[colours.get(name_of(report.by, row), _CLASSES[OTHERS])] += share
+                found[colours.get(group_of(report.by, row)[1], _CLASSES[OTHERS])] += share
             case Part.UNATTRIBUTED:
                 found[_CLASSES[UNATTRIBUTED]] += share
             case Part.DEVICE:
@@ -230,8 +231,9 @@ def _table(report: Report, colours: Mapping[tuple[str, ...], str]) -> str:
 
 
 def _row(line: Line, report: Report, colours: Mapping[tuple[str, ...], str]) -> str:
-    style = {"workload": "work", "total": "total"}.get(line.kind, "rest")
-    colour = colours.get(line.names) if line.kind == "workload" else _CLASSES.get(line.names[0])
+    grouped = line.kind in GROUPS
+    style = "work" if grouped else "total" if line.kind == "total" else "rest"
+    colour = colours.get(line.names) if grouped else _CLASSES.get(line.names[0])
     swatch = f'<span class="swatch {colour or "none"}"></span>'
     cells = []
     for place, cell in enumerate(cells_of(line, report)):
@@ -246,6 +248,10 @@ def _align(place: int, width: int) -> str:
 
 def _text(text: str) -> str:
     return html.escape(escape(text))
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    return " to ".join(map(_when, span)) if span else "nothing"
 
 
 def _when(unix_s: float) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 500  # of a page of GetCounters
 MAX_WORKLOADS = 4096  # of a reply of ListWorkloads
-MAX_USAGE_ROWS = 1000  # of a reply of GetUsage
+MAX_USAGE_GROUPS = 1000  # of a reply of GetUsage or a page of GetUsagePage
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BY = ("namespace", "pod", "container", "unit", "device")
@@ -61,3 +62,14 @@ class UsageRow:
     container: str = ""
     unit: str = ""
     label: str = ""
+
+
+def add_up(rows: Iterable[UsageRow]) -> bool:
+    """Whether workloads and what is unattributed have the calls and the divided time of their devices."""
+    left: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for measure, value in row.amounts.items():
+            if measure.startswith("calls.") or measure in (SHARE_MS, *RULES):
+                name = SHARE_MS if measure in RULES else measure
+                left[row.device, name] += value if row.part is Part.DEVICE else -value
+    return not any(left.values())

@@ -144,6 +144,33 @@ def test_the_page_draws_what_the_table_says() -> None:
     assert "Simulated" not in text
 
 
+@pytest.mark.parametrize(
+    ("share", "unit", "labels"),
+    [
+        (40 * HOUR, "hours", ["0", "20", "40"]),
+        (HOUR, "hours", ["0", "0.5", "1"]),
+        (HOUR // 4, "minutes", ["0", "10", "20"]),
+        (45_000, "seconds", ["0", "30", "60"]),
+        (1, "seconds", ["0", "0.0005", "0.001"]),
+        (0, "hours", ["0", "0.5", "1"]),
+    ],
+)
+def test_the_scale_has_a_unit_in_which_its_numbers_are_short(share: int, unit: str, labels: list[str]) -> None:
+    """They stand left of the chart, where there is room for six digits."""
+    rows = [device(GPU, 90 * HOUR, share), work("shop", GPU, share)]
+    text = render_page(report(rows), rows, [((0, 3600), rows)], "node-1", False)
+    assert f"<h2>Device time in {unit}</h2>" in text
+    assert re.findall(r'<text x="42" y="[0-9.]+" text-anchor="end">([^<]*)</text>', text) == labels
+
+
+def test_columns_are_no_narrower_than_what_old_usage_is_kept_in() -> None:
+    """Else one column has the time of all that were summed up to it, and the others nothing."""
+    for length in (60, 3600, 6 * 3600, 86400):
+        spans = plan_spans([UsageRow(Part.DEVICE, GPU, None, 7200.0, 7200.0 + length, {})])
+        assert {until - since for since, until in spans} <= {*range(900, 10**6, 900)}
+        assert all(since % 900 == 0 for since, _ in spans)
+
+
 @given(st.floats(0, 4e9), st.floats(1, 4e8))
 def test_spans_follow_each_other(begin: float, length: float) -> None:
     row = UsageRow(Part.DEVICE, GPU, None, begin, begin + length, {})

@@ -58,8 +58,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 GROUPS = ("workload", "host", "pods", "none")
 """Kinds of lines that are groups of workloads: with a name, and those without one by what they are instead."""
 
-SLACK_S = 120
-"""A history may lack so much of its end: the last minute is not stored yet."""
+SLACK_S = 15 * 60 + 120
+"""So much may be lacking of what was asked for: parts of a quarter of an hour, and the last minute is not stored yet."""
 
 _CENTS = 100
 

@@ -64,7 +64,7 @@ td .swatch { top: .75em; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th { font-weight: 600; color: var(--quiet); font-size: .8rem; }
-.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
+.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 tr.total td { font-weight: 600; border-bottom: 0; } tr.rest td { color: var(--quiet); }
 """ + "".join(
     f".{name} {{ fill: var(--{name}); background: var(--{name}); }}\n"

@@ -59,7 +59,7 @@ GROUPS = ("workload", "host", "pods", "none")
 """Kinds of lines that are groups of workloads: with a name, and those without one by what they are instead."""
 
 SLACK_S = 15 * 60 + 120
-"""So much may be lacking of what was asked for: parts of a quarter of an hour, and the last minute is not stored yet."""
+"""So much may be lacking of what was asked for: part of a quarter of an hour, and the last minute is not stored yet."""
 
 _CENTS = 100
 

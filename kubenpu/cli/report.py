@@ -23,7 +23,7 @@ from kubenpu.cli.prices import read_prices
 from kubenpu.cli.report_lines import make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
 from kubenpu.cli.report_page import plan_spans, render_page
-from kubenpu.model.errors import ConfigError, SourceError
+from kubenpu.model.errors import ConfigError, UnreachableError
 from kubenpu.model.usage import BY, BY_LABEL, UsageRow
 
 DATABASE_SECONDS, DATABASE_ROWS = 600.0, 1_000_000
@@ -122,9 +122,8 @@ def _source(args: argparse.Namespace) -> Iterator[Source]:
         with Feed(args) as feed:
             node = feed.read_node()
             yield Source(node.node, node.simulated, feed.read_usage)
-    except SourceError as error:
-        error.remedy = f"{error.remedy}; or name its --database, as root".lstrip("; ")
-        raise
+    except UnreachableError as error:
+        raise UnreachableError(error.cause, f"{error.remedy}; or name its --database".lstrip("; ")) from error
 
 
 def _write(path: Path, text: str) -> None:

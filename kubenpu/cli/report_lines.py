@@ -273,7 +273,7 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
         yield f"no price for {', '.join(unpriced)}"
     if prices and timed:
         for key in prices.find_unused([(row.device, row.vendor) for row in timed]):
-            yield f"the price of {key} is not used: no device so called has time of its own here"
+            yield f"the price of {key} is not used: nothing so called has time of its own here"
     if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):
         yield "for part of the time nothing was stored: who was active when is not known of it, calls are complete"
     known = {row.amounts.get(PRESENT_MS, 0) for row in devices}

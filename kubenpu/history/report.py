@@ -164,7 +164,8 @@ def _reading(path: Path, deadline_s: float) -> Iterator[sqlite3.Connection]:
         yield connection
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            raise SourceError(f"it takes longer than {deadline_s:.0f} s", "Ask for less time") from error
+            remedy = "Ask for less time, or as root for the file: --database, which waits longer"
+            raise SourceError(f"it takes longer than {deadline_s:.0f} s", remedy) from error
         raise
     finally:
         connection.close()

@@ -132,7 +132,7 @@ class Answers:
 
     def _get_usage_page(self, call: Any) -> list[object]:
         offset, limit = call.body[3:]
-        return [*self._find_usage(call, offset, min(limit or MAX_USAGE_GROUPS, MAX_USAGE_GROUPS))]
+        return [*self._find_usage(call, offset, min(limit or MAX_ROWS, MAX_ROWS))]
 
     def _find_usage(self, call: Any, offset: int, limit: int) -> tuple[list[object], int]:
         by, since, until = call.body[:3]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kubenpu.api import dbus as api
-from kubenpu.api.fields import MAX_ROWS, MAX_USAGE_GROUPS
+from kubenpu.api.fields import MAX_ROWS
 from kubenpu.exporters.dbus_connection import (
     CALL_TIMEOUT_S,
     CallError,
@@ -167,10 +167,10 @@ class NodeClient:
     def _usage_pages(self, by: str, since: int, until: int) -> Iterator[list[UsageRow]]:
         offset, total = 0, 1
         while offset < total:
-            body = [by, since, until, offset, MAX_USAGE_GROUPS]
+            body = [by, since, until, offset, MAX_ROWS]
             rows, total = self._call("GetUsagePage", "sttuu", body, timeout_s=USAGE_TIMEOUT_S)
             yield [parse_usage(row) for row in rows]
-            offset += MAX_USAGE_GROUPS
+            offset += MAX_ROWS
 
     def _call(
         self,

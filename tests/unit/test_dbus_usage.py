@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubenpu.api import dbus as api
-from kubenpu.api.fields import MAX_USAGE_GROUPS
+from kubenpu.api.fields import MAX_ROWS, MAX_USAGE_GROUPS
 from kubenpu.exporters.dbus_calls import Answers
 from kubenpu.exporters.dbus_client import USAGE_TRIES, NodeClient
 from kubenpu.exporters.dbus_connection import from_wire
@@ -22,7 +22,7 @@ from kubenpu.model.usage import Part, UsageRow, add_up
 from tests.fakes.dbus_node import call, objects, over_the_wire
 from tests.fakes.history_rig import GPU, WEB, Rig
 
-PODS = 2 * MAX_USAGE_GROUPS + 500
+PODS = MAX_USAGE_GROUPS + 250
 
 
 def pod(number: int) -> Names:
@@ -90,7 +90,7 @@ def test_pages_are_the_whole(rig: Rig) -> None:
 def test_a_page_of_any_place(rig: Rig) -> None:
     whole, total = ask(rig, "GetUsagePage", "sttuu", "pod", 0, 10**10, 0, 0)
     names = [row["Pod"] for row in whole if row["Part"] == "workload"]
-    assert (len(names), total) == (MAX_USAGE_GROUPS, PODS)
+    assert (len(names), total) == (MAX_ROWS, PODS)
     part, _ = ask(rig, "GetUsagePage", "sttuu", "pod", 0, 10**10, 7, 5)
     assert [row["Pod"] for row in part if row["Part"] == "workload"] == names[7:12]
     beyond, total = ask(rig, "GetUsagePage", "sttuu", "pod", 0, 10**10, 2**32 - 1, 2**32 - 1)
@@ -113,7 +113,7 @@ def test_a_span_that_is_none_is_refused(rig: Rig, member: str, more: list[int], 
 
 def test_a_history_that_changes_between_two_pages_is_read_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "usage.db")
-    for number in range(MAX_USAGE_GROUPS + 1):
+    for number in range(MAX_ROWS + 1):
         rig.call(pod(number), 1)
     rig.step()
     once = iter([True])
@@ -125,7 +125,7 @@ def test_a_history_that_changes_between_two_pages_is_read_again(tmp_path: Path) 
     with Client(rig, lambda: more() if next(once, False) else None) as client:
         rows = client.usage("pod", 0, 10**10)
     assert client.calls == 4
-    assert sum(row.amounts["calls.submit"] for row in rows if row.part is Part.WORKLOAD) == MAX_USAGE_GROUPS + 2
+    assert sum(row.amounts["calls.submit"] for row in rows if row.part is Part.WORKLOAD) == MAX_ROWS + 2
     with Client(rig, more) as client, pytest.raises(SourceError, match="the history changes"):
         client.usage("pod", 0, 10**10)
     assert client.calls == 2 * USAGE_TRIES

@@ -108,6 +108,7 @@ def _properties(fields: Iterable[Field[T]]) -> tuple[Property, ...]:
 
 
 ROWS = Argument("rows", "aa{sv}")
+_USAGE = (Argument("by", "s"), Argument("since", "t"), Argument("until", "t"))
 NODE = Interface(
     NAME + ".Node1",
     methods=(
@@ -122,10 +123,18 @@ NODE = Interface(
         Method("ListAllocations", (), (ROWS,), "devices that the kubelet has given to containers"),
         Method(
             "GetUsage",
-            (Argument("by", "s"), Argument("since", "t"), Argument("until", "t")),
+            _USAGE,
             (ROWS,),
             f"what was used between two Unix times, each moved back to a whole quarter of an hour, by {', '.join(BY)} "
             f"or {BY_LABEL}KEY; one row per group and device",
+            slow=True,
+        ),
+        Method(
+            "GetUsagePage",
+            (*_USAGE, Argument("offset", "u"), Argument("limit", "u")),
+            (ROWS, Argument("total", "u")),
+            "a page of the same: rows of devices and of what is unattributed on each, of groups as many as limit; "
+            "total: rows of groups on all pages",
             slow=True,
         ),
         Method("Reload", (), (), "reads devices and driver tables again", action=NAME + ".reload"),

@@ -22,9 +22,9 @@ from kubenpu.model.view import Usage, View
 if TYPE_CHECKING:
     from kubenpu.model.allocation import Allocation
 
-MAX_ROWS = 500  # of a page of GetCounters
+MAX_ROWS = 500  # of a page of GetCounters; of a page of GetUsagePage, beside those of devices
 MAX_WORKLOADS = 4096  # of a reply of ListWorkloads
-MAX_USAGE_ROWS = 1000  # of a reply of GetUsage
+MAX_USAGE_GROUPS = 1000  # of a reply of GetUsage
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -73,7 +73,9 @@ class Feed:
             return Sample(at, unix_s, node, tuple(client.devices()), tuple(client.counters(self._filter)))
 
     def read_allocations(self) -> list[Allocation]:
-        """Those that the filter is for."""
+        """Those that the filter is for. Only pods are given anything."""
+        if self._filter.get("Kind", OwnerKind.POD.value) != OwnerKind.POD.value:
+            return []
         wanted = {name: self._filter[key] for name, key in _KEYS.items() if key in self._filter and name != "kind"}
         with self._connected() as client:
             found = client.allocations()

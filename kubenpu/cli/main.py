@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from kubenpu import __version__
 from kubenpu.cli.output import print_note
-from kubenpu.model.errors import KubeNpuError, UnreachableError
+from kubenpu.model.errors import ConfigError, KubeNpuError, UnreachableError
 
 EXIT_CODES = {
     0: "done",
     1: "the thing asked about is not well",
-    2: "usage",
+    2: "usage or a wrong file named there",
     3: "the daemon cannot be reached",
 }
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KubeNpuError as error:
         print_note(str(error))
-        return 3 if isinstance(error, UnreachableError) else 1
+        return 3 if isinstance(error, UnreachableError) else 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:  # `| head` is no error; nothing more can be written, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -13,7 +13,7 @@ what is no price, and keys that it does not know: a price that is overlooked is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +23,9 @@ from kubenpu.model.files import read_regular_file
 from kubenpu.model.toml import parse_toml
 
 MOST = Decimal(10**9)
+PLACES = 12
+"""After the decimal point; an exponent of millions would keep a processor busy for as long."""
+
 _REMEDY = "kubenpuctl(1) shows such a file"
 
 
@@ -38,13 +41,19 @@ class Prices:
     def of(self, device: str, driver: str | None) -> Decimal | None:
         return self.by_device.get(device, self.by_driver.get(driver or "", self.default))
 
+    def find_unused(self, devices: Collection[tuple[str, str | None]]) -> Iterator[str]:
+        """Keys of the file that are for none of these devices and drivers."""
+        addresses, drivers = {address for address, _ in devices}, {driver for _, driver in devices}
+        yield from (f"driver.{name}" for name in self.by_driver if name not in drivers)
+        yield from (f'device."{name}"' for name in self.by_device if name not in addresses)
+
 
 def read_prices(path: Path) -> Prices:
     try:
-        document = parse_toml(read_regular_file(path).decode(), Decimal)
+        document = parse_toml(read_regular_file(path).decode("utf-8-sig"), Decimal)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Name another --price") from error
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # an exponent that no Decimal has is arithmetic
         raise _refused(path, str(error)) from error
     return parse_prices(path, document)
 
@@ -74,7 +83,9 @@ def _price(path: Path, name: str, value: object) -> Decimal:
     price = Decimal(value)
     if not price.is_finite() or not 0 <= price <= MOST:
         raise _refused(path, f"price.{name} is not between 0 and {MOST}")
-    return price
+    if price != price.quantize(Decimal(1).scaleb(-PLACES)):
+        raise _refused(path, f"price.{name} has more than {PLACES} decimal places")
+    return price.normalize()
 
 
 def _refused(path: Path, why: str) -> ConfigError:

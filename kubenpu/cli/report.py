@@ -96,8 +96,6 @@ def run(args: argparse.Namespace) -> int:
         rows = source.usage(args.by, since, until)
         spans = plan_spans(rows) if args.html else []
         parts = [(span, source.usage(args.by, max(since, span[0]), min(until, span[1]))) for span in spans]
-    if not rows:
-        print_note("nothing is stored of this time, which ends with the last whole quarter of an hour before --until")
     report = make_report(args.by, rows, (since, until), prices)
     if args.html:
         _write(args.html, render_page(report, rows, parts, source.node, source.simulated))

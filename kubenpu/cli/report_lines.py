@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
+from kubenpu.cli.output import ABSENT, show_time
 from kubenpu.cli.prices import Prices
 from kubenpu.model.usage import (
     ALLOCATED_MS,
@@ -32,13 +33,14 @@ from kubenpu.model.usage import (
 )
 
 SPLIT = (
-    "Each stored interval (a minute) of a device is divided by device time, where its driver tells that of all work. "
-    "Where it worked for nobody, or that is not known, by allocation: evenly among the containers that the kubelet has "
-    "given it to, used or not. Where it has given it to none, or does not tell, by activity: evenly among those who "
-    "made calls to it. What is neither given nor used is idle; time in which nobody looked for more than 150 "
-    "seconds is unwatched. Neither is charged to anybody. IDLE % is the part of allocated time without a call; where "
-    "kubenpuctl drivers does not say that submissions are always seen, there may have been work in it. Device seconds "
-    "and memory are what the driver tells of its clients, - where it does not."
+    "Each stored interval (a minute) of a device is divided by device time for as long as the device worked in it, "
+    "where its driver tells that of all work. The rest, or all of it where that is not known, is divided by "
+    "allocation: evenly among the containers that the kubelet has given the device to, used or not. Where it has "
+    "given it to none, or does not tell, by activity: evenly among those who made calls to it. What is neither given "
+    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched. Neither is charged to "
+    "anybody. IDLE % is the part of allocated time without a call; where kubenpuctl drivers does not say that "
+    "submissions are always seen, there may have been work in it. Device seconds and memory are what the driver tells "
+    "of its clients, - where it does not."
 )
 RULE_NAMES: Mapping[str, str] = {
     BY_DEVICE_TIME_MS: "device time",
@@ -53,6 +55,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "unit": ("unit",),
     "device": ("device", "vendor"),
 }
+GROUPS = ("workload", "host", "pods", "none")
+"""Kinds of lines that are groups of workloads: with a name, and those without one by what they are instead."""
+
+SLACK_S = 15 * 60 + 120
+"""So much may be lacking of what was asked for: part of a quarter of an hour, and the last minute is not stored yet."""
+
 _CENTS = 100
 
 
@@ -75,12 +83,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`since` and `until`: Unix time the stored intervals begin and end. The last line is the total of all others."""
+    """`asked` is the span that was asked for, `stored` that of the intervals there are of it, both in Unix time; None:
+    there is none. The last line is the total of all others."""
 
     by: str
     columns: tuple[str, ...]
-    since: float
-    until: float
+    asked: tuple[int, int]
+    stored: tuple[float, float] | None
     lines: tuple[Line, ...]
     devices: tuple[UsageRow, ...]
     currency: str
@@ -92,50 +101,68 @@ def columns_of(by: str) -> tuple[str, ...]:
 
 
 def make_report(by: str, rows: Sequence[UsageRow], asked: tuple[int, int], prices: Prices | None) -> Report:
-    """`asked`: the span that was asked for; what is stored of it may be less."""
     devices = tuple(row for row in rows if row.part is Part.DEVICE)
     columns = columns_of(by)
     groups: dict[tuple[str, tuple[str, ...]], list[UsageRow]] = {}
     for row in rows:
         if row.part is Part.WORKLOAD:
-            groups.setdefault(("workload", name_of(by, row)), []).append(row)
+            groups.setdefault(group_of(by, row), []).append(row)
     last = [row for row in rows if row.part is Part.UNATTRIBUTED]
-    found = [_Sum.of("workload", names, members, prices) for (_, names), members in groups.items()]
+    found = [_Sum.of(kind, names, members, prices) for (kind, names), members in groups.items()]
     found.sort(key=lambda each: (-each.amounts.get(SHARE_MS, 0), -each.calls, each.names))
     width = len(columns)
     found.append(_Sum.of("unattributed", _pad(UNATTRIBUTED, width), last, prices))
     found += (_Sum.of_time(kind, _pad(name, width), devices, prices) for kind, name in _TIMES)
     total = _Sum.of("total", _pad(TOTAL, width), devices, prices, PRESENT_MS)
+    stored = (min(row.since for row in rows), max(row.until for row in rows)) if rows else None
     return Report(
         by=by,
         columns=columns,
-        since=min((row.since for row in rows), default=asked[0]),
-        until=max((row.until for row in rows), default=asked[1]),
+        asked=asked,
+        stored=stored,
         lines=(*_priced(found), *_priced([total])),
         devices=devices,
         currency=prices.currency if prices else "",
-        notes=tuple(_notes(rows, devices, prices)),
+        notes=(*_notes_of_span(asked, stored), *_notes_of_label(by, rows), *_notes(rows, devices, prices)),
     )
 
 
 _TIMES = (("unwatched", UNWATCHED), ("idle", IDLE))
 
 
-def name_of(by: str, row: UsageRow) -> tuple[str, ...]:
-    """How a group is called; what has no such name says in parentheses why."""
+def group_of(by: str, row: UsageRow) -> tuple[str, tuple[str, ...]]:
+    """Kind and names of the line that a row is a part of; what has no such name says in parentheses why."""
     if by.startswith(BY_LABEL):
-        return (row.label or "(none)",)
+        return _named((row.label,)) if row.label else ("none", ("(none)",))
     match by:
         case "namespace":
-            return (row.namespace or "(host)",)
+            return _named((row.namespace,)) if row.namespace else _HOST
         case "pod":
-            return (row.namespace, row.pod) if row.pod else ("(host)", row.unit)
+            return _named((row.namespace, row.pod)) if row.pod else _of_host(row.unit)
         case "container":
-            return (row.namespace, row.pod, row.container) if row.pod else ("(host)", row.unit, "")
+            return _named((row.namespace, row.pod, row.container)) if row.pod else _of_host(row.unit, "")
         case "unit":
-            return (row.unit or "(pods)",)
+            return _named((row.unit,)) if row.unit else ("pods", ("(pods)",))
         case _:
-            return (row.device, row.vendor or "")
+            return _named((row.device, row.vendor or ""))
+
+
+_HOST = ("host", ("(host)",))
+
+
+def _of_host(*names: str) -> tuple[str, tuple[str, ...]]:
+    kind, host = _HOST
+    return kind, (*host, *map(quote, names))
+
+
+def _named(names: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    return "workload", tuple(map(quote, names))
+
+
+def quote(name: str) -> str:
+    """In quotation marks what could be taken for a name of ours: a tenant may call itself (unattributed)."""
+    ours = name.startswith(("(", '"')) or name != name.strip() or name.casefold() in {TOTAL, ABSENT}
+    return f'"{name}"' if ours else name
 
 
 def _pad(name: str, width: int) -> tuple[str, ...]:
@@ -216,6 +243,21 @@ def _priced(found: Iterable[_Sum]) -> Iterable[Line]:
         yield Line(each.kind, each.names, each.amounts, cost)
 
 
+def _notes_of_span(asked: tuple[int, int], stored: tuple[float, float] | None) -> Iterable[str]:
+    if stored is None:
+        yield "nothing is stored of this time, which ends with the last whole quarter of an hour before --until"
+    elif stored[0] > asked[0] + SLACK_S or stored[1] < asked[1] - SLACK_S:
+        wanted, found = (" to ".join(map(show_time, span)) for span in (asked, stored))
+        yield f"only a part of the time is stored that was asked for: {found} of {wanted}"
+
+
+def _notes_of_label(by: str, rows: Iterable[UsageRow]) -> Iterable[str]:
+    labels = {row.label for row in rows if row.part is Part.WORKLOAD}
+    if by.startswith(BY_LABEL) and labels == {""}:
+        key = by.removeprefix(BY_LABEL)
+        yield f"nobody here has the label {key}: kubenpud stores those that identity.pod_labels names, from then on"
+
+
 def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices | None) -> Iterable[str]:
     blind = [row.device for row in devices if "calls.submit" not in row.amounts]
     if blind:
@@ -225,9 +267,13 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
         yield f"errors and waits are not known of {', '.join(silent)}: only the beginning of a call is seen there"
     if any(value < 0 for row in rows if row.part is Part.UNATTRIBUTED for value in row.amounts.values()):
         yield "less than 0 unattributed: calls from before this time got their name in it"
-    unpriced = [row.device for row in devices if prices and prices.of(row.device, row.vendor) is None]
+    timed = [row for row in devices if row.amounts.get(PRESENT_MS, 0)]
+    unpriced = [row.device for row in timed if prices and prices.of(row.device, row.vendor) is None]
     if unpriced:
         yield f"no price for {', '.join(unpriced)}"
+    if prices and timed:
+        for key in prices.find_unused([(row.device, row.vendor) for row in timed]):
+            yield f"the price of {key} is not used: nothing so called has time of its own here"
     if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):
         yield "for part of the time nothing was stored: who was active when is not known of it, calls are complete"
     known = {row.amounts.get(PRESENT_MS, 0) for row in devices}

@@ -25,7 +25,16 @@ from kubenpu.cli.report_lines import (
     wait_seconds,
 )
 from kubenpu.model.kinds import KIND_LABELS
-from kubenpu.model.usage import ACTIVE_MS, ALLOCATED_MS, PRESENT_MS, SHARE_MS, UNUSED_MS, UNWATCHED_MS, UsageRow
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    BY_LABEL,
+    PRESENT_MS,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+    UsageRow,
+)
 
 _TOLD = ("device_seconds", "memory_gib_hours")
 _TIMES = {
@@ -39,8 +48,13 @@ _FORMULA = ("=", "+", "-", "@")
 def render_text(report: Report) -> str:
     """The table, and what has to be known to read it."""
     table = render_table([*map(escape, header_of(report))], [cells_of(line, report) for line in report.lines])
-    span = f"{show_time(report.since)} to {show_time(report.until)}"
-    return f"{table}\n{textwrap.fill(f'{span}. {escape(describe_split(report))}', 100)}\n"
+    asked, stored = (_span(span) for span in (report.asked, report.stored))
+    about = f"Asked for {asked}, stored {stored}. {escape(describe_split(report))}"
+    return f"{table}\n{textwrap.fill(about, 100)}\n"
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    return " to ".join(map(show_time, span)) if span else "nothing"
 
 
 def header_of(report: Report) -> tuple[str, ...]:
@@ -103,16 +117,22 @@ def render_csv(report: Report) -> str:
     kinds = [f"calls_{kind}" for kind in KIND_LABELS]
     before = ("calls", *kinds, "errors", "wait_seconds")
     numbers = (*before, *_TIMES, "share_seconds", *_TOLD, "cost", "currency")
-    writer.writerow(["since", "until", "kind", *map(_cell, report.columns), *numbers])
+    names = (report.by,) if report.by.startswith(BY_LABEL) else report.columns  # a label may be called cost
+    writer.writerow([*_spans(report), "kind", *map(_cell, names), *numbers])
+    spans = [None if unix_s is None else show_time(unix_s) for unix_s in _spans(report).values()]
     for line in report.lines:
         values = line_to_json(line, report)
         calls = values["calls"] if isinstance(values["calls"], dict) else {}
-        names = map(_cell, line.names)
         counts = [line.sum_of("calls."), *(calls.get(kind) for kind in KIND_LABELS)]
         rest = [values[name] for name in numbers[len(counts) : -1]]
         currency = report.currency if line.cost is not None else None
-        writer.writerow([show_time(report.since), show_time(report.until), line.kind, *names, *counts, *rest, currency])
+        writer.writerow([*spans, line.kind, *map(_cell, line.names), *counts, *rest, currency])
     return text.getvalue()
+
+
+def _spans(report: Report) -> dict[str, float | None]:
+    since, until = report.stored or (None, None)
+    return {"since": since, "until": until, "asked_since": report.asked[0], "asked_until": report.asked[1]}
 
 
 def _cell(name: str) -> str:
@@ -126,8 +146,7 @@ def report_to_json(report: Report, node: str, simulated: bool | None) -> dict[st
         "node": node or None,
         "simulated": simulated,
         "by": report.by,
-        "since": report.since,
-        "until": report.until,
+        **_spans(report),
         "currency": report.currency or None,
         "split": SPLIT,
         "lines": [line_to_json(line, report) for line in report.lines],

@@ -17,14 +17,15 @@ from itertools import accumulate
 
 from kubenpu.cli.output import escape
 from kubenpu.cli.report_lines import (
+    GROUPS,
     IDLE,
     UNATTRIBUTED,
     UNWATCHED,
     Line,
     Report,
     describe_split,
+    group_of,
     idle_ms,
-    name_of,
 )
 from kubenpu.cli.report_output import cells_of, header_of
 from kubenpu.model.usage import PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part, UsageRow
@@ -38,7 +39,8 @@ WIDTHS_S = (900, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)
 COLOURS = 8
 OTHERS = "(others)"
 _CLASSES = {OTHERS: "others", UNATTRIBUTED: "unattributed", UNWATCHED: "unwatched", IDLE: "idle"}
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 960, 220, 44, 22
+_UNITS = {"hours": 3_600_000, "minutes": 60_000, "seconds": 1000}
+_WIDTH, _HEIGHT, _LEFT, _BELOW = 960, 220, 48, 22
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1f23; --quiet: #667079; --ground: #ffffff; --rule: #dde1e5;
@@ -56,12 +58,13 @@ svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--quiet); font-size: 12px; } svg .name { fill: var(--text); font-size: 13px; }
 svg line { stroke: var(--rule); }
 ul { list-style: none; padding: 0; margin: .6rem 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; }
-li { overflow-wrap: anywhere; }
-.swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .45em; }
+li { overflow-wrap: anywhere; } .named { position: relative; padding-left: 1.3em; }
+.swatch { position: absolute; left: 0; top: .4em; width: .8em; height: .8em; border-radius: 2px; }
+td .swatch { top: .75em; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th { font-weight: 600; color: var(--quiet); font-size: .8rem; }
-.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
+.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 tr.total td { font-weight: 600; border-bottom: 0; } tr.rest td { color: var(--quiet); }
 """ + "".join(
     f".{name} {{ fill: var(--{name}); background: var(--{name}); }}\n"
@@ -97,12 +100,11 @@ def render_page(
 <meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title><style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
-<p class="quiet">{_when(report.since)} to {_when(report.until)} UTC, by {_text(" ".join(report.columns))}</p>
+<p class="quiet">{_span(report.asked)} UTC, by {_text(" ".join(report.columns))}; stored: {_span(report.stored)}</p>
 {'<p class="mark">Simulated node: nobody used hardware.</p>' if simulated else ""}
 <h2>Time of each device</h2>
 {_device_chart(report, rows, colours)}
 {_legend(colours)}
-<h2>Hours of device time</h2>
 {_time_chart(report, parts, colours)}
 <h2>Use</h2>
 <div class="scroll">{_table(report, colours)}</div>
@@ -114,7 +116,7 @@ def render_page(
 
 def _choose_colours(report: Report) -> dict[tuple[str, ...], str]:
     """The groups with the most device time; they are the first lines."""
-    groups = [line.names for line in report.lines if line.kind == "workload" and line.amounts.get(SHARE_MS)]
+    groups = [line.names for line in report.lines if line.kind in GROUPS and line.amounts.get(SHARE_MS)]
     return {names: f"c{number}" for number, names in enumerate(groups[:COLOURS])}
 
 
@@ -125,7 +127,7 @@ def _shares(report: Report, rows: Iterable[UsageRow], colours: Mapping[tuple[str
         share = row.amounts.get(SHARE_MS, 0)
         match row.part:
             case Part.WORKLOAD:
-                found[colours.get(name_of(report.by, row), _CLASSES[OTHERS])] += share
+                found[colours.get(group_of(report.by, row)[1], _CLASSES[OTHERS])] += share
             case Part.UNATTRIBUTED:
                 found[_CLASSES[UNATTRIBUTED]] += share
             case Part.DEVICE:
@@ -135,9 +137,10 @@ def _shares(report: Report, rows: Iterable[UsageRow], colours: Mapping[tuple[str
 
 
 def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tuple[str, ...], str]) -> str:
-    """One bar per device: all of its counted time."""
+    """One bar per device that has time: all of it."""
     drawn = []
-    for place, device in enumerate(report.devices):
+    timed = [device for device in report.devices if device.amounts.get(PRESENT_MS, 0)]
+    for place, device in enumerate(timed):
         top = place * 44
         name = f"{device.device} {device.vendor or ''}"
         hours = device.amounts.get(PRESENT_MS, 0) / 3_600_000
@@ -150,30 +153,32 @@ def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tup
             if share > 0:
                 left, wide = (end - share) / whole * _WIDTH, share / whole * _WIDTH
                 drawn.append(_bar(name, f"{share / 3_600_000:.2f} h", left, top + 18, wide, 16))
-    return _svg(44 * max(1, len(report.devices)), drawn, "time of each device by group")
+    return _svg(44 * max(1, len(timed)), drawn, "time of each device by group")
 
 
 def _time_chart(
     report: Report, parts: Sequence[tuple[Span, list[UsageRow]]], colours: Mapping[tuple[str, ...], str]
 ) -> str:
-    """One column per span; idle time is what is left white."""
+    """A heading with the unit, and one column per span; idle time is what is left white."""
     columns = [(span, _shares(report, rows, colours)) for span, rows in parts]
     for _, shares in columns:
         del shares[_CLASSES[IDLE]]
-    highest = max((sum(shares.values()) for _, shares in columns), default=0.0) / 3_600_000
-    top = _round_up(highest)
+    highest = max((sum(shares.values()) for _, shares in columns), default=0.0)
+    unit = next((name for name, ms in _UNITS.items() if highest >= ms), "hours" if not highest else "seconds")
+    top = _round_up(highest / _UNITS[unit])
     drawn = [*_scale(top)]
     step = (_WIDTH - _LEFT) / max(1, len(columns))
     for place, ((begin, _), shares) in enumerate(columns):
         left, base = _LEFT + place * step, float(_HEIGHT)
         for name, share in shares.items():
-            high = share / 3_600_000 / top * (_HEIGHT - 12)
+            high = share / _UNITS[unit] / top * (_HEIGHT - 12)
             if high > 0:
                 base -= high
-                shown = f"{_when(begin)}: {share / 3_600_000:.2f} h"
+                shown = f"{_when(begin)}: {share / _UNITS[unit]:.3g} {unit}"
                 drawn.append(_bar(name, shown, left, base, max(1.0, step - 2), high))
     drawn += _dates([span[0] for span, _ in columns], step)
-    return _svg(_HEIGHT + _BELOW, drawn, "device time over time by group")
+    heading = f"<h2>Device time in {unit}</h2>\n"
+    return heading + _svg(_HEIGHT + _BELOW, drawn, "device time over time by group")
 
 
 def _dates(begins: Sequence[int], step: float) -> Iterator[str]:
@@ -194,12 +199,12 @@ def _scale(top: float) -> Iterator[str]:
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * part:.3g}</text>'
 
 
-def _round_up(hours: float) -> float:
+def _round_up(amount: float) -> float:
     """The next even number of one digit; never 0."""
-    if hours <= 0:
+    if amount <= 0:
         return 1.0
-    power = 10.0 ** math.floor(math.log10(hours))
-    return next(step * power for step in (1, 2, 3, 4, 6, 8, 10) if step * power >= hours * 0.999)
+    power = 10.0 ** math.floor(math.log10(amount))
+    return next(step * power for step in (1, 2, 3, 4, 6, 8, 10) if step * power >= amount * 0.999)
 
 
 def _bar(name: str, title: str, left: float, top: float, width: float, height: float) -> str:  # noqa: PLR0917
@@ -216,7 +221,7 @@ def _svg(height: int, drawn: Iterable[str], label: str) -> str:
 def _legend(colours: Mapping[tuple[str, ...], str]) -> str:
     entries = [(" / ".join(filter(None, names)), name) for names, name in colours.items()]
     entries += _CLASSES.items()
-    items = (f'<li><span class="swatch {name}"></span>{_text(shown)}</li>' for shown, name in entries)
+    items = (f'<li class="named"><span class="swatch {name}"></span>{_text(shown)}</li>' for shown, name in entries)
     return f"<ul>{''.join(items)}</ul>"
 
 
@@ -229,13 +234,17 @@ def _table(report: Report, colours: Mapping[tuple[str, ...], str]) -> str:
 
 
 def _row(line: Line, report: Report, colours: Mapping[tuple[str, ...], str]) -> str:
-    style = {"workload": "work", "total": "total"}.get(line.kind, "rest")
-    colour = colours.get(line.names) if line.kind == "workload" else _CLASSES.get(line.names[0])
+    grouped = line.kind in GROUPS
+    style = "work" if grouped else "total" if line.kind == "total" else "rest"
+    colour = colours.get(line.names) if grouped else _CLASSES.get(line.names[0])
     swatch = f'<span class="swatch {colour or "none"}"></span>'
     cells = []
     for place, cell in enumerate(cells_of(line, report)):
         shown = _text(cell) if cell else "" if place < len(report.columns) else "-"
-        cells.append(f"<td{_align(place, len(report.columns))}>{swatch if place == 0 else ''}{shown}</td>")
+        if place == 0:
+            cells.append(f'<td class="text named">{swatch}{shown}</td>')
+        else:
+            cells.append(f"<td{_align(place, len(report.columns))}>{shown}</td>")
     return f'<tr class="{style}">{"".join(cells)}</tr>'
 
 
@@ -245,6 +254,10 @@ def _align(place: int, width: int) -> str:
 
 def _text(text: str) -> str:
     return html.escape(escape(text))
+
+
+def _span(span: tuple[float, float] | None) -> str:
+    return " to ".join(map(_when, span)) if span else "nothing"
 
 
 def _when(unix_s: float) -> str:

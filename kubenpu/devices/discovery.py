@@ -139,7 +139,12 @@ def _read_device(
         numa_node=_parse_numa_node(read_text(owner / "numa_node").strip()),
         nodes=tuple(sorted((each.node for each in found), key=lambda node: (node.major, node.minor))),
         sysfs_path=printable(os.fsencode(owner)),
+        auxiliary=table is not None and all(_is_auxiliary(table, each.node) for each in found),
     )
+
+
+def _is_auxiliary(table: DriverTable, node: Node) -> bool:
+    return any(fnmatchcase(node.name, pattern) for pattern in table.auxiliary)
 
 
 def _without_lonely(devices: list[Device]) -> list[Device]:

@@ -9,6 +9,8 @@
     uevent_drivers           DRIVER of the parent device, the first that fits decides
     sysfs_names              name of the parent device, where no driver is bound to it
     drm_names                name of the driver in fdinfo
+    auxiliary                devnames of nodes that stand for several accelerators or for none, "*": all; counted, and
+                             nobody is charged for them
     nodes                    for char: { devname, and class | chrdev + minors | major + minors } or { anonymous };
                              shared = true: other minors of the same major are no accelerators
     ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }
@@ -57,6 +59,7 @@ SUBSYSTEMS = ("drm", "accel")
 WORK_UNITS = ("jobs", "buffers", "chunks", "commands")
 CHAR = "char"
 CORE_NAME = "drm"
+ALL_NODES = "*"
 DRM_IOCTL_TYPE = 0x64
 # Numbers of a DRM or accel driver (DRM_COMMAND_BASE up to DRM_COMMAND_END); all others belong to the DRM core.
 DRIVER_NRS = range(0x40, 0xA0)
@@ -93,10 +96,15 @@ def parse_table(text: str, source: str) -> DriverTable:
         source=source,
         work=top.take_choice("work", WORK_UNITS) if top.has("work") else None,
         scheduled=top.take_texts("scheduled", _SCHEDULED_NAME),
+        auxiliary=top.take_texts("auxiliary", _MATCH_NAME),
     )
-    top.finish(f"name, hardware, work, scheduled, visibility and either interface or {_INTERFACE_KEYS}")
+    top.finish(f"name, hardware, work, scheduled, auxiliary, visibility and either interface or {_INTERFACE_KEYS}")
     for interface in table.interfaces:
         _check_interface(table, interface)
+    devnames = {ALL_NODES, *(node.devname for interface in table.interfaces for node in interface.nodes)}
+    for name in table.auxiliary:
+        if name not in devnames:
+            raise refusal(source, "auxiliary", name, "a devname of its nodes, or * alone for all of them")
     return table
 
 

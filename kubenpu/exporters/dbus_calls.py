@@ -13,7 +13,7 @@ from typing import Any
 
 from kubenpu.api import dbus as api
 from kubenpu.api.dbus import Fields, Interface, Method
-from kubenpu.api.fields import ALLOCATION_FIELDS, MAX_ROWS, MAX_WORKLOADS, USAGE_FIELDS
+from kubenpu.api.fields import ALLOCATION_FIELDS, MAX_ROWS, MAX_USAGE_GROUPS, MAX_WORKLOADS, USAGE_FIELDS
 from kubenpu.exporters.dbus_connection import fields_to_wire, from_wire, to_wire
 from kubenpu.exporters.dbus_next_parts import Message, Variant
 from kubenpu.exporters.dbus_objects import Emission, Objects, read_workload
@@ -23,8 +23,9 @@ from kubenpu.model.text import clean_label
 from kubenpu.model.usage import UsageRow
 
 MACHINE_ID = Path("/etc/machine-id")
-UsageOf = Callable[[str, float, float], list[UsageRow]]
-"""What was used: by what, since and until when. Raises KubeNpuError when there is no answer."""
+UsageOf = Callable[[str, float, float, range], tuple[list[UsageRow], int]]
+"""What was used: by what, since and until when, and which of the groups; with how many of these there are. Raises
+KubeNpuError when there is no answer."""
 
 DECLARED = {interface.name: interface for interface in (*api.OF_NODE, *api.OF_DEVICE)}
 
@@ -64,6 +65,7 @@ class Answers:
             f"{api.NODE.name}.GetCounters": self._get_counters,
             f"{api.NODE.name}.ListAllocations": self._list_allocations,
             f"{api.NODE.name}.GetUsage": self._get_usage,
+            f"{api.NODE.name}.GetUsagePage": self._get_usage_page,
             f"{api.OBJECT_MANAGER.name}.GetManagedObjects": self._managed_objects,
             f"{api.INTROSPECTABLE.name}.Introspect": self._introspect,
             f"{api.PEER.name}.Ping": lambda _call: [],
@@ -122,8 +124,22 @@ class Answers:
         return [[_wire(api.read_fields(ALLOCATION_FIELDS, each)) for each in allocations]]
 
     def _get_usage(self, call: Any) -> list[object]:
-        by, since, until = call.body
-        return [[_wire(api.read_fields(USAGE_FIELDS, row)) for row in self._usage(by, since, until)]]
+        rows, total = self._find_usage(call, 0, MAX_USAGE_GROUPS)
+        if total > MAX_USAGE_GROUPS:
+            text = f"{total} groups are more than the {MAX_USAGE_GROUPS} of a reply: page with GetUsagePage"
+            raise RefusedError(api.LIMITS_EXCEEDED, text)
+        return [rows]
+
+    def _get_usage_page(self, call: Any) -> list[object]:
+        offset, limit = call.body[3:]
+        return [*self._find_usage(call, offset, min(limit or MAX_ROWS, MAX_ROWS))]
+
+    def _find_usage(self, call: Any, offset: int, limit: int) -> tuple[list[object], int]:
+        by, since, until = call.body[:3]
+        if since >= until:
+            raise RefusedError(api.INVALID_ARGS, "since is not before until")
+        rows, total = self._usage(by, since, until, range(offset, offset + limit))
+        return [_wire(api.read_fields(USAGE_FIELDS, row)) for row in rows], total
 
     # ---- the standard interfaces ----
 

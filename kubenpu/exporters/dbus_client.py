@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,10 +29,11 @@ from kubenpu.exporters.dbus_next_parts import Message, MessageFlag, Variant
 from kubenpu.model.allocation import Allocation
 from kubenpu.model.errors import SourceError, UnreachableError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind
-from kubenpu.model.usage import Part, UsageRow
+from kubenpu.model.usage import Part, UsageRow, add_up
 
 MAX_REPLY_BYTES = 32 << 20
 USAGE_TIMEOUT_S = 60.0  # others may have asked before us
+USAGE_TRIES = 3
 START = "Start it: systemctl start kubenpud"
 LOOK = "Look at it: systemctl status kubenpud"
 NO_POLICY = "Install /usr/share/dbus-1/system.d/io.kubenpu.conf and run: systemctl reload dbus"
@@ -154,9 +155,22 @@ class NodeClient:
         return [parse_allocation(row) for row in rows]
 
     def usage(self, by: str, since: int, until: int) -> list[UsageRow]:
-        """What was used between two Unix times, see model/usage.py."""
-        (rows,) = self._call("GetUsage", "stt", [by, since, until], timeout_s=USAGE_TIMEOUT_S)
-        return [parse_usage(row) for row in rows]
+        """What was used between two Unix times, see model/usage.py. All pages, of one and the same history."""
+        for _ in range(USAGE_TRIES):
+            pages = list(self._usage_pages(by, since, until))
+            whole = [row for row in pages[0] if row.part is not Part.WORKLOAD]
+            rows = [*whole, *(row for page in pages for row in page if row.part is Part.WORKLOAD)]
+            if len(pages) == 1 or add_up(rows):
+                return rows
+        raise SourceError("the history changes while it is read", "Ask for a time that is over")
+
+    def _usage_pages(self, by: str, since: int, until: int) -> Iterator[list[UsageRow]]:
+        offset, total = 0, 1
+        while offset < total:
+            body = [by, since, until, offset, MAX_ROWS]
+            rows, total = self._call("GetUsagePage", "sttuu", body, timeout_s=USAGE_TIMEOUT_S)
+            yield [parse_usage(row) for row in rows]
+            offset += MAX_ROWS
 
     def _call(
         self,

@@ -232,7 +232,7 @@ def plan_times(
     """Who was active, who held the device, and what part of its time is whose. The parts of one device add up exactly.
 
     `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one. `holders`: by
-    device, whom it was given to. `worked`: how long the device worked for whom.
+    device, whom it was given to. `worked`: nanoseconds that the device worked for whom.
     """
     active: defaultdict[int, list[int]] = defaultdict(list)
     spent: defaultdict[int, dict[int, int]] = defaultdict(dict)
@@ -263,21 +263,25 @@ def _active(users: Collection[int], held: Collection[int], length: int) -> Itera
     yield from ((workload, UNUSED_MS, length) for workload in allocated if workload not in active)
 
 
-def _shares(users: Collection[int], held: Collection[int], spent: Mapping[int, int], length: int) -> Iterator[Time]:
-    rule, weights = _weigh(users, held, spent)
-    if not weights:
-        return
-    yield DEVICE, rule, length
+def _shares(users: Iterable[int], held: Collection[int], spent: Mapping[int, int], length: int) -> Iterator[Time]:
+    """By the first of RULES as long as the device worked, by the next of which something is known for the rest.
+
+    `spent`: nanoseconds. Engines that work side by side may have had more of them than there were.
+    """
+    worked = min(length, sum(spent.values()) // 1_000_000)
+    rule, others = (BY_ALLOCATION_MS, held) if held else (BY_ACTIVITY_MS, users)
+    shares: defaultdict[int, int] = defaultdict(int)
+    for name, ms, weights in ((BY_DEVICE_TIME_MS, worked, spent), (rule, length - worked, dict.fromkeys(others, 1))):
+        if ms and weights:
+            yield DEVICE, name, ms
+            for workload, part in _divide(ms, weights):
+                shares[workload] += part
+    yield from ((workload, SHARE_MS, ms) for workload, ms in shares.items())
+
+
+def _divide(ms: int, weights: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """Whole milliseconds that add up."""
     whole, end = sum(weights.values()), 0
     for workload, weight in sorted(weights.items()):
         begin, end = end, end + weight
-        yield workload, SHARE_MS, length * end // whole - length * begin // whole
-
-
-def _weigh(users: Iterable[int], held: Collection[int], spent: Mapping[int, int]) -> tuple[str, Mapping[int, int]]:
-    """By which of RULES the interval is divided, and the weight of each: the first of which something is known."""
-    if spent:
-        return BY_DEVICE_TIME_MS, spent
-    if held:
-        return BY_ALLOCATION_MS, dict.fromkeys(held, 1)
-    return BY_ACTIVITY_MS, dict.fromkeys(users, 1)
+        yield workload, ms * end // whole - ms * begin // whole

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,8 +61,19 @@ def check_by(by: str) -> str:
 def read_usage(
     path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = 4096
 ) -> list[UsageRow]:
+    """All rows. SourceError when there are more groups on a device than `max_rows`."""
+    rows, total = read_page(path, by, since, until, deadline_s=deadline_s, page=range(max_rows))
+    if total > max_rows:
+        raise SourceError(f"more than {max_rows} rows", "Ask for less time, or sum up by something coarser")
+    return rows
+
+
+def read_page(
+    path: Path, by: str, since: float, until: float, *, deadline_s: float, page: range
+) -> tuple[list[UsageRow], int]:
     """Rows by device, for each of them the device first, then what is unattributed, then the groups.
 
+    `page`: which of the groups; the other rows are on every page. Also gives how many groups there are on all.
     The two times are moved back to the last whole quarter of an hour, also when that is in the future.
     """
     check_by(by)
@@ -70,9 +82,9 @@ def read_usage(
         extent = "SELECT MIN(start_ms), MAX(end_ms) FROM interval WHERE end_ms > ? AND end_ms <= ?"
         begin_ms, end_ms = connection.execute(extent, (low, high)).fetchone()
         if begin_ms is None:
-            return []
+            return [], 0
         begin, end = whole(begin_ms) / 1000, whole(end_ms) / 1000
-        amounts = _sum_up(connection, by, low, high, max_rows)
+        amounts, total = _sum_up(connection, by, low, high, page)
         found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address")
         devices = [(number, text(address), vendor and text(vendor)) for number, address, vendor in found]
         known = _measured(connection)
@@ -85,7 +97,7 @@ def read_usage(
             shown = {name: amounts[group].get(name, 0) for name in measured if _fits(part, name)}
             names = dict(zip(("label",) if by.startswith(BY_LABEL) else _COLUMNS[by], group.names, strict=False))
             rows.append(UsageRow(part, address, vendor, begin, end, shown, **names))
-    return rows
+    return rows, total
 
 
 def _fits(part: Part, measure: str) -> bool:
@@ -100,12 +112,13 @@ def _fits(part: Part, measure: str) -> bool:
 
 
 def _sum_up(
-    connection: sqlite3.Connection, by: str, low: int, high: int, max_rows: int
-) -> dict[_Group, dict[str, int]]:
-    """The one query that reads much. Columns are ours; what the caller gave is a parameter."""
+    connection: sqlite3.Connection, by: str, low: int, high: int, page: range
+) -> tuple[dict[_Group, dict[str, int]], int]:
+    """The one query that reads much, and keeps a page of it. Columns are ours; what the caller gave is a parameter."""
     label = by.removeprefix(BY_LABEL) if by.startswith(BY_LABEL) else ""
     columns = ("label.value",) if label else tuple(f"workload.{name}" for name in _COLUMNS[by])
     names = "".join(f", COALESCE(CASE WHEN workload.id > {UNATTRIBUTED} THEN {each} END, '')" for each in columns)
+    order = ", ".join(("summed.device", "2", *(str(5 + place) for place in range(len(columns))), "measure.id"))
     query = f"""
         WITH summed AS (
             SELECT usage.device, usage.workload, usage.measure, SUM(usage.value) AS value
@@ -116,16 +129,20 @@ def _sum_up(
             measure.name, SUM(summed.value){names}
         FROM summed JOIN measure ON measure.id = summed.measure JOIN workload ON workload.id = summed.workload
         LEFT JOIN label ON label.workload = summed.workload AND label.key = ?
-        GROUP BY summed.device, 2, measure.id{"".join(f", {5 + i}" for i in range(len(columns)))}
+        GROUP BY {order} ORDER BY {order}
     """  # noqa: S608
     found: dict[_Group, dict[str, int]] = {}
+    last, total, used = None, 0, set()
     for device, part, measure, value, *given in connection.execute(query, (low, high, label)):
-        found.setdefault(_Group(device, part, tuple(map(text, given))), {})[text(measure)] = whole(value)
-        if len(found) > max_rows:
-            raise SourceError(f"more than {max_rows} rows", "Ask for less time, or sum up by something coarser")
-    for device, part in [(group.device, part) for group in found for part in (DEVICE, UNATTRIBUTED)]:
+        group = _Group(device, part, tuple(map(text, given)))
+        used.add(device)
+        if part not in _PARTS and group != last:
+            last, total = group, total + 1
+        if part in _PARTS or total - 1 in page:
+            found.setdefault(group, {})[text(measure)] = whole(value)
+    for device, part in product(used, _PARTS):
         found.setdefault(_Group(device, part, tuple("" for _ in columns)), {})
-    return found
+    return found, total
 
 
 def _measured(connection: sqlite3.Connection) -> dict[int, list[str]]:
@@ -147,7 +164,8 @@ def _reading(path: Path, deadline_s: float) -> Iterator[sqlite3.Connection]:
         yield connection
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            raise SourceError(f"it takes longer than {deadline_s:.0f} s", "Ask for less time") from error
+            remedy = "Ask for less time, or as root for the file: --database, which waits longer"
+            raise SourceError(f"it takes longer than {deadline_s:.0f} s", remedy) from error
         raise
     finally:
         connection.close()

@@ -52,7 +52,8 @@ class Snapshot(NamedTuple):
     """Totals since the counters of this epoch began. `devices`: vendor by address, for every device with totals.
 
     `departed` is the part of a device's total that the kernel has under no workload's name any more. `present`: devices
-    that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not.
+    that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not, or it
+    is auxiliary and has no time of its own.
     `measured`: by device the measures that can be known of it. `held`: who was given which device, as far as that is
     known. `unix_ms` is the clock of the wall at `taken_ns`.
     `told`: device time and memory, of devices with counts; `told_departed`: time that is under no name any more;
@@ -100,7 +101,7 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         epoch=view.epoch,
         taken_ns=view.taken_ns,
         unix_ms=unix_ms,
-        counting_ns={each.device: min(_since(view, each)) for each in view.device_usage if view.counts(each.hooks)},
+        counting_ns=dict(_counting(view)),
         devices=vendors,
         present=frozenset(device.address for device in view.devices),
         device_totals={each.device: _values(each.settled) for each in view.device_usage},
@@ -185,8 +186,11 @@ def _add(one: Total, other: Total) -> Total:
     return Total(tuple(map(int.__add__, one.values, other.values)), min(one.first_ns, other.first_ns))
 
 
-def _since(view: View, device: DeviceUsage) -> list[int]:
-    return [hook.since_ns for hook in view.hooks if hook.mechanism != OFF and hook.hook in device.hooks]
+def _counting(view: View) -> Iterator[tuple[str, int]]:
+    for device in view.device_usage:
+        since = [hook.since_ns for hook in view.hooks if hook.mechanism != OFF and hook.hook in device.hooks]
+        if since and not device.auxiliary:
+            yield device.device, min(since)
 
 
 def _measured(device: DeviceUsage, visibility: Mapping[str, Visibility]) -> frozenset[str]:

@@ -56,6 +56,7 @@ class Ledger:
     _standings: dict[int, Standing] = field(default_factory=dict)
     _retry_at: dict[int, float] = field(default_factory=dict)
     _vendors: dict[str, str] = field(default_factory=dict)
+    _auxiliary: set[str] = field(default_factory=set)
     _early: set[int] = field(default_factory=set)
     _retired_early: int = 0
     _missing: set[int] = field(default_factory=set)
@@ -112,8 +113,8 @@ class Ledger:
 
     def view(self, sample: KernelSample | None, addresses: Mapping[int, str], facts: NodeFacts) -> View:
         """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
-        self._remember_vendors(facts.devices)
-        labels = Labels(addresses, self._vendors, facts.slot_hooks)
+        self._remember(facts.devices)
+        labels = Labels(addresses, self._vendors, facts.slot_hooks, self._auxiliary)
         clients = client_usage(sample.clients, self._standings, facts.charged) if sample else ()
         since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
         return View(
@@ -144,9 +145,10 @@ class Ledger:
     def _standing(self, cgroup_id: int) -> Standing:
         return self._standings.get(cgroup_id, UNASKED)
 
-    def _remember_vendors(self, devices: Iterable[Device]) -> None:
-        """An unplugged device keeps its label, else its counters would change series."""
+    def _remember(self, devices: Iterable[Device]) -> None:
+        """An unplugged device keeps its label, else its counters would change series, and stays what it was."""
         self._vendors |= {device.address: device.vendor for device in devices if device.vendor is not None}
+        self._auxiliary |= {device.address for device in devices if device.auxiliary}
 
     def _forget_gone(self, sample: KernelSample) -> None:
         """Forget cgroups missing from two samples in a row: an answer may be younger than the first of them."""

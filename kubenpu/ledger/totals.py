@@ -8,7 +8,7 @@ without an address keeps its counts under the name `slot-N`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from kubenpu.ledger.standing import UNASKED, Standings, shown_owner
@@ -21,11 +21,12 @@ from kubenpu.model.view import ClientTotals, ClientUsage, DeviceUsage, Usage
 @dataclass(frozen=True, slots=True)
 class Labels:
     """Which device a slot is. `vendors` has the driver table of every address that has one, `hooks` what counts for a
-    slot."""
+    slot, `auxiliary` the addresses of such devices."""
 
     addresses: Mapping[int, str]
     vendors: Mapping[str, str]
     hooks: Mapping[int, tuple[str, ...]]
+    auxiliary: Container[str] = ()
 
     def address(self, slot: int) -> str:
         return self.addresses.get(slot, f"slot-{slot}")
@@ -87,6 +88,7 @@ def device_usage(sample: KernelSample, labels: Labels, since: float) -> tuple[De
             since=since,
             hooks=labels.hooks_of(found),
             settled=sum((_settled(sample, slot, _sum(cells[slot])) for slot in found), ZERO),
+            auxiliary=address in labels.auxiliary,
         )
         for address, found in sorted(slots.items())
     )

@@ -65,8 +65,7 @@ class Allocations(NamedTuple):
             return None
         if device.address in given:
             return True
-        stands_for_several = device.driver is None and device.pci_id is None
-        return None if stands_for_several or None in given else False
+        return None if device.auxiliary or None in given else False
 
 
 def container_key(namespace: str, pod: str, container: str) -> str:

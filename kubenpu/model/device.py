@@ -137,9 +137,11 @@ class Interface:
 class DriverTable:
     """What is known of one kernel driver. Read from devices/drivers/*.toml and /etc/kubenpu/drivers.d/*.toml.
 
-    `name` is the `vendor` label. `visibility` has some of WHATS; what is not in it nobody has said. `work`: in what its
-    submissions say how much they hand over, None: none of them says. `scheduled`: the drivers of devices whose jobs the
-    kernel's GPU scheduler hands out, one at a time on a ring: by its events device time is known, not by fdinfo.
+    `name` is the `vendor` label. `auxiliary`: which of its nodes are no accelerator of their own, because they stand
+    for all of them or for none; names as in NodeMatch.devname, or * for all. `visibility` has some of WHATS; what is
+    not in it nobody has said. `work`: in what its submissions say how much they hand over, None: none of them says.
+    `scheduled`: the drivers of devices whose jobs the kernel's GPU scheduler hands out, one at a time on a ring: by
+    its events device time is known, not by fdinfo.
     `unknown_release`: what is loaded where the table tells releases apart and has none such: its calls are not known.
     """
 
@@ -151,6 +153,7 @@ class DriverTable:
     source: str
     work: str | None = None
     scheduled: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()
     unknown_release: str = ""
 
     def interface(self, subsystem: str) -> Interface | None:
@@ -196,6 +199,7 @@ class Device:
     `vendor` is the name of the driver table, None when no table fits. `numa_node` None: unknown.
     `uuid` and `model` as NVIDIA's driver tells them. `kfd_gpu_id` is what calls on /dev/kfd name it by.
     `partition_of` is the address of the PCI device that an Instinct partition is a part of.
+    `auxiliary`: it stands for several accelerators or for none. Its calls are counted; it has no time that is charged.
     """
 
     address: str
@@ -211,3 +215,4 @@ class Device:
     kfd_gpu_id: int | None = None
     partition_of: str | None = None
     instances: tuple[MigInstance, ...] = ()
+    auxiliary: bool = False

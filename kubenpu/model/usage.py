@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BY = ("namespace", "pod", "container", "unit", "device")
@@ -19,7 +20,8 @@ BY_DEVICE_TIME_MS = "by_device_time_ms"
 BY_ALLOCATION_MS = "by_allocation_ms"
 BY_ACTIVITY_MS = "by_activity_ms"
 RULES = (BY_DEVICE_TIME_MS, BY_ALLOCATION_MS, BY_ACTIVITY_MS)
-"""How much of a device's time was divided by which rule; the first rule that can be applied to an interval is."""
+"""How much of a device's time was divided by which rule. They are applied in this order, each to what is left of an
+interval."""
 
 PRESENT_MS = "present_ms"
 UNWATCHED_MS = "unwatched_ms"
@@ -60,3 +62,14 @@ class UsageRow:
     container: str = ""
     unit: str = ""
     label: str = ""
+
+
+def add_up(rows: Iterable[UsageRow]) -> bool:
+    """Whether workloads and what is unattributed have the calls and the divided time of their devices."""
+    left: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for measure, value in row.amounts.items():
+            if measure.startswith("calls.") or measure in (SHARE_MS, *RULES):
+                name = SHARE_MS if measure in RULES else measure
+                left[row.device, name] += value if row.part is Part.DEVICE else -value
+    return not any(left.values())

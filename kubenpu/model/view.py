@@ -66,6 +66,7 @@ class DeviceUsage:
 
     `imbalance`: totals - (workloads + departed + lost), 0 when every counted call is attributed or declared lost.
     `settled`: the totals as of the moment that workloads and departed are from, never less than their sum.
+    `auxiliary` as of a Device, which may be gone.
     """
 
     device: str
@@ -77,6 +78,7 @@ class DeviceUsage:
     since: float
     hooks: tuple[str, ...] = (HOOK_WITH_OUTCOME,)
     settled: Counts = ZERO
+    auxiliary: bool = False
 
 
 def sees_outcome(hooks: tuple[str, ...]) -> bool:

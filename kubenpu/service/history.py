@@ -67,16 +67,15 @@ class History:
             self._record(self._recorder, 0.0)
             self._recorder.close()
 
-    def usage(self, by: str, since: float, until: float) -> list[UsageRow]:
-        """For any thread. SourceError when there is no answer."""
+    def usage(self, by: str, since: float, until: float, page: range) -> tuple[list[UsageRow], int]:
+        """For any thread: a page, and how many groups there are on all. SourceError when there is no answer."""
         if self._path is None:
             raise SourceError("there is no history: history.enabled is false", "Set it and restart kubenpud")
-        from kubenpu.api.fields import MAX_USAGE_ROWS  # noqa: PLC0415 - whoever asks has imported it
-        from kubenpu.history.report import read_usage  # noqa: PLC0415
+        from kubenpu.history.report import read_page  # noqa: PLC0415
         from kubenpu.history.schema import CorruptError  # noqa: PLC0415
 
         try:
-            return read_usage(self._path, by, since, until, deadline_s=QUERY_SECONDS, max_rows=MAX_USAGE_ROWS)
+            return read_page(self._path, by, since, until, deadline_s=QUERY_SECONDS, page=page)
         except CorruptError:
             self._doubted = True
             raise

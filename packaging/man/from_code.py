@@ -214,7 +214,7 @@ VALUES: Mapping[str, str] = {
     "kinds": ", ".join(KIND_LABELS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
     "max-rows": str(fields.MAX_ROWS),
-    "max-usage-rows": str(fields.MAX_USAGE_ROWS),
+    "max-usage-groups": str(fields.MAX_USAGE_GROUPS),
     "max-workloads": str(fields.MAX_WORKLOADS),
     "argument-values": str(arguments.MAX_VALUES),
     "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",

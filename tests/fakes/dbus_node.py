@@ -151,12 +151,12 @@ class FakeNode:
         if self.trouble:
             raise SourceError(self.trouble)
 
-    def usage(self, by: str, since: float, until: float) -> list[UsageRow]:
+    def usage(self, by: str, since: float, until: float, page: range) -> tuple[list[UsageRow], int]:
         if self.hold_usage is not None:
             assert self.hold_usage.wait(20)
         if by == "nothing":
             raise SourceError("usage cannot be summed up by nothing")
-        return USAGE
+        return USAGE[: 2 + len(page)], 1
 
     def note_dropped(self, count: int) -> None:
         self.dropped += count

@@ -117,7 +117,7 @@ def test_a_report_whose_bus_is_lost(bus: PrivateBus, served: Serving) -> None:
 
 
 def test_a_report_that_kubenpud_refuses(bus: PrivateBus, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_by: str, _since: float, _until: float) -> list[UsageRow]:
+    def refuse(_by: str, _since: float, _until: float, _page: range) -> tuple[list[UsageRow], int]:
         raise SourceError("no history is kept")
 
     monkeypatch.setattr(node, "usage", refuse)

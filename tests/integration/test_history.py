@@ -205,6 +205,8 @@ def test_report_over_the_bus(node: Node) -> None:
         by_user = node.bus.call("GetUsage", "stt", "pod", "0", "99999999999", user=65534)
         assert by_user.returncode == 0, by_user.stderr
         assert PODS[0].name in by_user.stdout
+        page = node.bus.call("GetUsagePage", "sttuu", "pod", "0", "99999999999", "0", "1", user=65534)
+        assert page.returncode == 0, page.stderr
         refused = node.bus.call("GetUsage", "stt", "weather", "0", "1")
         assert "cannot be summed up by weather" in refused.stderr
         daemon.send_signal(signal.SIGTERM)

@@ -89,6 +89,23 @@ def test_a_gpu_of_nvidia_is_one_device(machine: Machine) -> None:
     assert {device.vendor for device in found.values()} == {"nvidia", "nvidia-uvm", "nvidia-modeset"}
 
 
+def test_nodes_that_stand_for_several_devices_or_for_none_are_told(machine: Machine) -> None:
+    """What nobody can hold alone nobody pays for: the node has one GPU, and Neuron's devices, which have no PCI
+    function in sysfs either, are accelerators."""
+    home = machine.pci(GPU, "nvidia")
+    machine.node("card1", "226:1", "drm", home, "dri/card1")
+    machine.nvidia((GPU, "0"))
+    machine.node("kfd", "236:0", "kfd")
+    machine.node("neuron0", "237:0", "neuron_device")
+    npu = machine.pci(TPU, "habanalabs", "120000", "1DA3:1020")
+    machine.node("accel0", "261:0", "accel", npu, "accel/accel0")
+    machine.node("accel_controlD0", "240:1", "accel", npu, "accel/accel_controlD0")
+    found = machine.devices()
+    assert {address for address, device in found.items() if not device.auxiliary} == {GPU, TPU, "neuron0"}
+    others = {"nvidiactl", "nvidia-uvm", "nvidia-modeset", "kfd", "accel_controlD0"}
+    assert {address for address, device in found.items() if device.auxiliary} == others
+
+
 @pytest.mark.parametrize("devices", ["", "Character devices:\n 1 mem\n\nBlock devices:\n195 nvidia\n"])
 def test_no_driver_no_nodes(machine: Machine, devices: str) -> None:
     machine.pci(GPU, "nouveau")

@@ -104,7 +104,14 @@ def test_wide_and_json_have_what_is_not_known_too(client: FakeClient, capsys: py
 
 @pytest.mark.parametrize(
     ("words", "pods"),
-    [(["--pod", "train-0"], {"train-0"}), (["-n", "x"], set()), (["--device", IGPU], {"train-0"})],
+    [
+        (["--pod", "train-0"], {"train-0"}),
+        (["-n", "x"], set()),
+        (["--device", IGPU], {"train-0"}),
+        (["--kind", "pod"], {"train-0", "mig-0"}),
+        (["--kind", "host"], set()),
+        (["--kind", "unknown"], set()),
+    ],
 )
 def test_filters_are_for_what_was_given_too(
     client: FakeClient, words: list[str], pods: set[str], capsys: pytest.CaptureFixture[str]

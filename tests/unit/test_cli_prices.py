@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -56,6 +57,31 @@ def test_prices_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match="cannot be used"):
         read_prices(file)
+
+
+@pytest.mark.parametrize("number", ["1e-30000000", "1e30000000", "1e-99999999999999999999", "1e-13"])
+def test_exponents_without_end_are_refused_at_once(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(f"currency = 'EUR'\n[price]\ndefault = {number}\n")
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        read_prices(file)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("number", ["1e3", "0", "0e-30000000", "0.000000000001", "1000000000", "1.10"])
+def test_prices_between(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(f"currency = 'EUR'\n[price]\ndefault = {number}\n")
+    default = read_prices(file).default
+    assert default == Decimal(number)
+    assert len(str(default)) < 20
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_bytes(b"\xef\xbb\xbfcurrency = 'EUR'\n[price]\ndefault = 1\n")
+    assert read_prices(file).currency == "EUR"
 
 
 def test_prices_that_cannot_be_read(tmp_path: Path) -> None:

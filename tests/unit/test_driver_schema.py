@@ -60,6 +60,15 @@ def refusal(text: str) -> str:
     return caught.value.cause
 
 
+@pytest.mark.parametrize(("names", "good"), [('["npu9-*"]', True), ('["*"]', True), ('["npu9"]', False)])
+def test_auxiliary_nodes_are_nodes_of_the_table(names: str, good: bool) -> None:
+    text = f"auxiliary = {names}\n{CHAR_GOOD}"
+    if good:
+        assert parse_table(text, "/etc/x.toml").auxiliary
+    else:
+        assert "auxiliary is 'npu9'" in refusal(text)
+
+
 def test_everything_that_may_be_said() -> None:
     table = parse_table(CHAR_GOOD, "x")
     (interface,) = table.interfaces

@@ -8,11 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kubenpu.history.growth import WATCHED_MS, Interval, plan_times
 from kubenpu.history.schema import MIGRATIONS, open_for_writing
-from kubenpu.history.snapshot import Told, read_snapshot
+from kubenpu.history.snapshot import MEASURES, Told, read_snapshot
 from kubenpu.model.identity import Owner, OwnerKind
-from kubenpu.model.usage import BY_ALLOCATION_MS, BY_DEVICE_TIME_MS, DEVICE_NS, MEMORY_KIB_S, SHARE_MS, UNWATCHED_MS
+from kubenpu.model.usage import (
+    BY_ACTIVITY_MS,
+    BY_ALLOCATION_MS,
+    BY_DEVICE_TIME_MS,
+    DEVICE_NS,
+    MEMORY_KIB_S,
+    RULES,
+    SHARE_MS,
+    UNWATCHED_MS,
+)
 from kubenpu.model.view import ClientTotals, ClientUsage
 from tests.fakes.dbus_node import HOST, IGPU, LOST, NPU, POD, VIEW
 from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
@@ -55,22 +67,70 @@ def test_growth_is_stored_once(rig: Rig) -> None:
     assert seconds(rig) == {"device": 17, "web-0": 12, "train-0": 5}
 
 
+def minutes(rig: Rig, *measures: str) -> dict[str, dict[str, float]]:
+    return {each: {name: ms / MINUTE_MS for name, ms in rig.times(each).items()} for each in measures}
+
+
 def test_a_device_is_divided_by_the_time_it_worked_for_each(rig: Rig) -> None:
-    """Whoever made calls or was given it; of a minute in which it worked for nobody the next rule decides."""
+    """As long as it worked; the rest of the minute is whose it would have been without."""
     rig.step()
     rig.held = frozenset({(SSH, GPU)})
-    tell(rig, 1, 2, nobody=1)
-    rig.call(SSH, 5)
+    tell(rig, 10, 20, nobody=10)
     rig.step()
+    rig.held = frozenset()
+    tell(rig, 40, 20, nobody=10)
+    rig.call(JOB, 1)
     rig.step()
-    minutes = {
-        measure: {name: ms / MINUTE_MS for name, ms in rig.times(measure).items()}
-        for measure in (SHARE_MS, BY_DEVICE_TIME_MS, BY_ALLOCATION_MS)
+    tell(rig, 70, 20, nobody=10)
+    rig.step()
+    assert minutes(rig, SHARE_MS, BY_DEVICE_TIME_MS, BY_ALLOCATION_MS, BY_ACTIVITY_MS) == {
+        SHARE_MS: {"web-0": 7 / 6, "train-0": 5 / 6, "unattributed": 1 / 6, "ssh.service": 1 / 3},
+        BY_DEVICE_TIME_MS: {"device": 5 / 3},
+        BY_ALLOCATION_MS: {"device": 1 / 3},
+        BY_ACTIVITY_MS: {"device": 1 / 2},
     }
-    assert minutes == {
-        SHARE_MS: {"web-0": 0.25, "train-0": 0.5, "unattributed": 0.25, "ssh.service": 1},
+
+
+def test_who_pokes_a_device_does_not_pay_for_who_holds_it(rig: Rig) -> None:
+    rig.step()
+    rig.held = frozenset({(WEB, GPU)})
+    for minute in range(1, 11):
+        rig.told = {(SSH, GPU): Told(minute * S // 1000, 0, 1)}
+        rig.told_devices[GPU] = Told(minute * S // 1000, 0, 0)
+        rig.call(SSH, 1)
+        rig.step()
+    assert rig.times(SHARE_MS) == {"ssh.service": 10, "web-0": 10 * MINUTE_MS - 10}
+
+
+@given(
+    st.dictionaries(st.integers(1, 6), st.integers(0, 10**11)),
+    st.sets(st.integers(2, 6)),
+    st.sets(st.integers(1, 6)),
+    st.integers(0, WATCHED_MS),
+)
+def test_parts_of_an_interval_add_up(spent: dict[int, int], held: set[int], users: set[int], length: int) -> None:
+    growth = {(workload, 0): (1,) * len(MEASURES) for workload in users}
+    worked = {(workload, 0): ns for workload, ns in spent.items()}
+    interval = Interval(0, length, length, length)
+    times = list(plan_times(growth, interval, {0: length}, {0}, holders={0: held}, worked=worked))
+    assert len({(key, measure) for key, measure, _ in times}) == len(times)
+    rules = [ms for _, measure, ms in times if measure in RULES]
+    assert sum(ms for _, measure, ms in times if measure == SHARE_MS) == sum(rules) <= length
+    assert all(ms > 0 for ms in rules)
+    if held or users:
+        assert sum(rules) == length
+    by_time = sum(ms for _, measure, ms in times if measure == BY_DEVICE_TIME_MS)
+    assert by_time == min(length, sum(spent.values()) // 10**6)
+
+
+def test_engines_side_by_side_do_not_make_a_minute_longer(rig: Rig) -> None:
+    rig.step()
+    rig.held = frozenset({(SSH, GPU)})
+    tell(rig, 80, 40)
+    rig.step()
+    assert minutes(rig, SHARE_MS, BY_DEVICE_TIME_MS) == {
+        SHARE_MS: {"web-0": 2 / 3, "train-0": 1 / 3},
         BY_DEVICE_TIME_MS: {"device": 1},
-        BY_ALLOCATION_MS: {"device": 1},
     }
 
 

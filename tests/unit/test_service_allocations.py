@@ -24,7 +24,7 @@ OWNER = Owner(OwnerKind.POD, "ml", "train-0", "worker", "u1", "c1")
 DEVICES = (
     Device(GPU, "drm", "amdgpu", "amdgpu", "1002:1", None, (Node("dri/card0", 226, 0),), ""),
     Device(NPU, "accel", "rocket", "rocket", None, None, (Node("accel/accel0", 261, 0),), ""),
-    Device("kfd", "char", None, "amdkfd", None, None, (Node("kfd", 240, 0),), ""),
+    Device("kfd", "char", None, "amdkfd", None, None, (Node("kfd", 240, 0),), "", auxiliary=True),
 )
 
 

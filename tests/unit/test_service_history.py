@@ -17,7 +17,7 @@ from kubenpu.history.snapshot import read_snapshot
 from kubenpu.model.allocation import Allocations
 from kubenpu.model.errors import SourceError
 from kubenpu.model.sample import HookStatus
-from kubenpu.model.usage import PRESENT_MS, UNWATCHED_MS, Part
+from kubenpu.model.usage import ALLOCATED_MS, BY_ALLOCATION_MS, PRESENT_MS, SHARE_MS, UNWATCHED_MS, Part
 from kubenpu.model.view import View
 from kubenpu.service.history import RETRY_SECONDS, History
 from kubenpu.service.node import Node
@@ -41,6 +41,7 @@ class FakeNode:
         self.notes.append(reason)
 
 
+FIRST = range(10)
 COUNTED = replace(VIEW, epoch="boot/1", taken_ns=10**11)
 
 
@@ -91,7 +92,11 @@ def test_it_stores_once_a_minute_and_at_the_end(settings: Settings) -> None:
 def test_its_answer_is_what_was_counted(settings: Settings) -> None:
     history, _ = made(settings, replace(COUNTED, pod_labels={"u1": {"team": "blue"}}))
     history.step()
-    rows = {(row.part, row.label): row.amounts for row in history.usage("label:team", 0, 1e10) if row.device == IGPU}
+    rows = {
+        (row.part, row.label): row.amounts
+        for row in history.usage("label:team", 0, 1e10, FIRST)[0]
+        if row.device == IGPU
+    }
     assert rows[Part.WORKLOAD, "blue"]["calls.submit"] == 100
     assert rows[Part.WORKLOAD, "blue"]["wait_ns"] == 1_500_000_000
     history.close()
@@ -110,6 +115,27 @@ def test_who_holds_a_device_is_stored_with_its_labels() -> None:
     assert snapshot.labels == {web_0: {"team": "blue"}, idle_0: {"team": "red"}}
 
 
+def test_a_node_that_stands_for_several_devices_has_calls_and_no_time(settings: Settings) -> None:
+    """Else its GPU would be charged for once by itself, and again by each of its driver's other nodes."""
+    given = ALLOCATIONS.all[0]
+    times = {}
+    for auxiliary in (False, True):
+        device = replace(VIEW.device_usage[0], settled=counts(100, 0, 0, 0, 0, 0, 0), auxiliary=auxiliary)
+        view = replace(COUNTED, device_usage=(device,), allocations=Allocations((given,), {}))
+        history, node = made(replace(settings, history_file=settings.history_file.with_name(str(auxiliary))), view)
+        history.step()
+        node.shown = later(view, 60)
+        history.step()
+        rows = history.usage("pod", 0, 1e10, FIRST)[0]
+        (whole,) = (row for row in rows if row.part is Part.DEVICE)
+        others = [row for row in rows if row.part is not Part.DEVICE]
+        assert sum(row.amounts["calls.submit"] for row in others) == whole.amounts["calls.submit"] > 0
+        times[auxiliary] = {name for row in rows for name, ms in row.amounts.items() if name.endswith("_ms") and ms}
+        history.close()
+    assert times[False] >= {PRESENT_MS, ALLOCATED_MS, SHARE_MS, BY_ALLOCATION_MS}
+    assert times[True] == set()
+
+
 @pytest.mark.parametrize(("mechanism", "present"), [("lsm", True), ("off", False)])
 def test_what_a_hook_does_not_see_is_not_known(settings: Settings, mechanism: str, present: bool) -> None:
     """Errors and waits of a device whose calls are seen at their beginning only; its time while that hook is off."""
@@ -117,7 +143,7 @@ def test_what_a_hook_does_not_see_is_not_known(settings: Settings, mechanism: st
     hooks = (*VIEW.hooks, HookStatus("file_ioctl", mechanism, "", 5))
     history, _ = made(settings, replace(COUNTED, device_usage=(device,), usage=(), hooks=hooks))
     history.step()
-    (whole,) = (row for row in history.usage("pod", 0, 1e10) if row.part is Part.DEVICE)
+    (whole,) = (row for row in history.usage("pod", 0, 1e10, FIRST)[0] if row.part is Part.DEVICE)
     assert ("calls.other" in whole.amounts, "errors.other" in whole.amounts) == (True, False)
     assert (whole.amounts.get(PRESENT_MS, 0) > 0) == present
     history.close()
@@ -154,7 +180,7 @@ def test_one_write_that_failed_makes_no_time_free(settings: Settings) -> None:
         assert "locked" in node.notes[-1]
     node.shown = later(more_calls(COUNTED), 60.1 + 2 * RETRY_SECONDS + 60.1)
     assert history.step() == 60.0
-    (whole,) = (r for r in history.usage("pod", 0, 1e10) if (r.part, r.device) == (Part.DEVICE, IGPU))
+    (whole,) = (r for r in history.usage("pod", 0, 1e10, FIRST)[0] if (r.part, r.device) == (Part.DEVICE, IGPU))
     assert UNWATCHED_MS not in whole.amounts
     history.close()
 
@@ -180,7 +206,7 @@ def test_a_report_that_finds_damage_has_the_file_looked_through(settings: Settin
     connection.commit()
     connection.close()
     with pytest.raises(SourceError, match="tables are others"):
-        history.usage("pod", 0, 1e10)
+        history.usage("pod", 0, 1e10, FIRST)
     node.shown = later(COUNTED, 60)
     history.step()
     assert "corrupt-" in node.notes[-1]
@@ -201,7 +227,7 @@ def test_it_can_be_off(settings: Settings) -> None:
     history.close()
     assert (node.notes, settings.history_file.exists()) == ([], False)
     with pytest.raises(SourceError, match=r"history\.enabled is false"):
-        history.usage("pod", 0, 1)
+        history.usage("pod", 0, 1, FIRST)
 
 
 def test_its_bounds_follow_a_reload(settings: Settings) -> None:

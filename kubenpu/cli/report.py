@@ -27,6 +27,7 @@ from kubenpu.model.errors import ConfigError, UnreachableError
 from kubenpu.model.usage import BY, BY_LABEL, UsageRow
 
 DATABASE_SECONDS, DATABASE_ROWS = 600.0, 1_000_000
+_QUARTER_S = 900
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -45,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "time that nobody used, and the total. - in a column: that is not known. Begin and end are moved back to a "
         "whole quarter of an hour, so adjacent reports add up."
     )
-    begin, end = "begin: 90m, 24h, 7d, 2w ago, or a date and time", "end, likewise (default: now)"
+    begin, end = "begin: 90m, 24h, 7d, 2w ago, or a date and time", "end, likewise (default: all so far)"
     parser.add_argument("--since", default="7d", type=_time, metavar="TIME", help=begin)
-    parser.add_argument("--until", default="0m", type=_time, metavar="TIME", help=end)
+    parser.add_argument("--until", type=_time, metavar="TIME", help=end)
     choices = f"{', '.join(BY)} or {BY_LABEL}KEY"
     parser.add_argument("--by", default="namespace", type=_by, metavar="WHAT", help=f"{choices} (default: namespace)")
     parser.add_argument("--price", type=Path, metavar="FILE", help="prices per device and hour (TOML), for the cost")
@@ -87,8 +88,12 @@ def parse_time(text: str, now: float) -> int:
         raise ConfigError(f"{text} is no time", "Write 24h, 7d, 2026-11-01 or 2026-11-01T12:00:00Z") from error
 
 
+def _quarter_after(now: float) -> int:
+    return (int(now) // _QUARTER_S + 1) * _QUARTER_S
+
+
 def run(args: argparse.Namespace) -> int:
-    since, until = args.since, args.until
+    since, until = args.since, _quarter_after(time.time()) if args.until is None else args.until
     if since >= until:
         raise ConfigError("--since is not before --until", "Give a begin that is earlier")
     prices = read_prices(args.price) if args.price else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +102,17 @@ def test_command_takes_no_other_by(rig: Rig, by: str) -> None:
 def test_command_needs_a_daemon_or_a_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", "--bus", "unix:abstract=kubenpu-test-nothing"]) == 3
     assert "--database" in capsys.readouterr().err
+
+
+def test_without_an_end_it_is_all_so_far(
+    rig: Rig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one, what is not in a whole quarter of an hour is left out."""
+    rig.call(WEB, 7)
+    rig.step()
+    monkeypatch.setattr(time, "time", lambda: rig.wall_ms / 1000 + 1)
+    words = ["report", "--database", str(rig.path), "--since", "@0", "--by", "pod", "--csv"]
+    assert cli.main(words) == 0
+    assert "web-0" in capsys.readouterr().out
+    assert cli.main([*words, "--until", "0m"]) == 0
+    assert "web-0" not in capsys.readouterr().out

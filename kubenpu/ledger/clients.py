@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from kubenpu.ledger.merges import plan_merges
 from kubenpu.ledger.standing import UNASKED, Standing
-from kubenpu.model.clients import ClientUse
+from kubenpu.model.clients import ClientUse, possible
 from kubenpu.model.fdinfo import Fdinfo
 from kubenpu.model.sample import ZERO, Cell, KernelSample
 
@@ -200,5 +200,5 @@ class Accounts:
             for region, size in client.memory.items():
                 regions[region] = regions.get(region, 0) + size
         for (cgroup_id, device), use in self.uses.items():
-            regions = memory.get((cgroup_id, device), {})
+            regions = possible(memory.get((cgroup_id, device), {}))
             yield ClientUse(cgroup_id, use.path, device, use.first_ns, use.engine_ns, regions, use.ended)

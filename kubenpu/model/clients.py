@@ -8,7 +8,16 @@ tuples: a dataclass costs kubenpud five times the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K")
+COUNT_LIMIT = 1 << 63
+"""Of a number of a driver, and of what they add up to: SQLite and most readers take no more. No device has so much."""
+
+
+def possible(numbers: Mapping[K, int]) -> dict[K, int]:
+    """Without those that cannot be: absent is nearer to the truth than any other number."""
+    return {name: number for name, number in numbers.items() if number < COUNT_LIMIT}
 
 
 class ClientUse(NamedTuple):

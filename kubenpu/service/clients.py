@@ -178,7 +178,7 @@ class Look:
         self._files: dict[FileKey, list[Holder]] = {}
         self._per_cgroup = Counter(client.cgroup_id for client in accounts.clients.values())
         self._sleep = {device.address: read_sleep(device) for device in nodes.values()}
-        self._too_many = self._refused = 0
+        self._too_many = self._refused = self._absurd = 0
 
     def take(self, holders: Iterable[Holder]) -> None:
         for holder in holders:
@@ -228,7 +228,9 @@ class Look:
             except OSError:
                 continue  # it has closed it, or ended
             else:
-                return parse_fdinfo((text or b"").decode(errors="replace"), holder.ino)
+                found = parse_fdinfo((text or b"").decode(errors="replace"), holder.ino)
+                self._absurd += found.absurd if found else 0
+                return found
         self._refused += refused
         return None
 
@@ -236,6 +238,8 @@ class Look:
         said = []
         if self._refused:
             said.append(f"permission denied for the fdinfo of {self._refused} clients, which needs CAP_SYS_PTRACE")
+        if self._absurd:
+            said.append(f"{self._absurd} numbers of drivers are left out, as nothing can have so much")
         if self._too_many:
             said.append(f"{self._too_many} clients are not looked at: too many of one cgroup, or of all")
         return "; ".join(said)

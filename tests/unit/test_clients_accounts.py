@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kubenpu.ledger.clients import LOOKS_REMEMBERED, MAX_USES, Accounts, Seen
 from kubenpu.ledger.clients_state import dump_rest, restore
 from kubenpu.ledger.standing import Standing
-from kubenpu.model.clients import ClientUse
+from kubenpu.model.clients import COUNT_LIMIT, ClientUse
 from kubenpu.model.fdinfo import Fdinfo, Ticks
 from kubenpu.model.identity import Owner, OwnerKind
 
@@ -59,6 +59,12 @@ def test_several_clients_of_a_cgroup_add_up() -> None:
     look(accounts, seen(7, used(1, 101, {"vram0": 5})), seen(8, used(2, 12, {"vram0": 1, "gtt": 2})))
     assert render(accounts, 1) == 113
     assert shown(accounts)[1].memory == {"vram0": 6, "gtt": 2}
+
+
+def test_a_sum_that_cannot_be_is_absent() -> None:
+    accounts = Accounts()
+    look(accounts, *(seen(n, used(n, 1, {"vram0": COUNT_LIMIT - 1, "gtt": 1})) for n in (7, 8)))
+    assert shown(accounts)[1].memory == {"gtt": 2}
 
 
 def test_a_value_that_goes_back_is_waited_for() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import Told, read_snapshot
+from kubenpu.model.clients import COUNT_LIMIT
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.usage import BY_ALLOCATION_MS, BY_DEVICE_TIME_MS, DEVICE_NS, MEMORY_KIB_S, SHARE_MS, UNWATCHED_MS
 from kubenpu.model.view import ClientTotals, ClientUsage
@@ -217,6 +218,19 @@ def test_memory_of_a_long_interval_is_not_known(rig: Rig) -> None:
     before = rig.times(MEMORY_KIB_S)
     rig.step(HOUR_MS)
     assert rig.times(MEMORY_KIB_S) == before
+
+
+def test_memory_that_cannot_be_is_not_known_and_stops_nothing(rig: Rig) -> None:
+    rig.step()
+    before = rig.times(MEMORY_KIB_S)
+    tell(rig, 7)
+    rig.told_devices[GPU] = rig.told_devices[GPU]._replace(memory_bytes=COUNT_LIMIT)
+    rig.step()
+    assert rig.times(MEMORY_KIB_S) == {**before, "web-0": 60 << 20}
+    rig.told[WEB, GPU] = rig.told[WEB, GPU]._replace(memory_bytes=1 << 90)
+    rig.step()
+    assert rig.times(MEMORY_KIB_S) == {**before, "web-0": 60 << 20}
+    assert seconds(rig) == {"device": 7, "web-0": 7}
 
 
 def test_who_tells_nothing_has_no_amount(rig: Rig) -> None:

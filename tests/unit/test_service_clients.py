@@ -232,6 +232,18 @@ def test_refused_fdinfo_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatc
     assert running.trouble == "permission denied for the fdinfo of 1 clients, which needs CAP_SYS_PTRACE"
 
 
+def test_a_number_that_cannot_be_is_left_out_and_said(machine: Machine) -> None:
+    holder = machine.hold(10, "/pod/a", 1)
+    machine.tell(holder, 5, 99999999999999999999, vram_kib=4)
+    running = machine.start()
+    running.step()
+    assert [(use.engine_ns, use.memory) for use in machine.sample().uses] == [({}, {"vram": 4096})]
+    assert running.trouble == "1 numbers of drivers are left out, as nothing can have so much"
+    machine.tell(holder, 5, 1000)
+    running.step()
+    assert (machine.gfx(), running.trouble) == ({"/pod/a": 1000}, "")
+
+
 def test_who_opens_a_device_often_hides_nobody(machine: Machine) -> None:
     for n in range(MAX_CLIENTS_OF_CGROUP + 5):
         machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)

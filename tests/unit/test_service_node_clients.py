@@ -11,7 +11,7 @@ import pytest
 from kubenpu.ledger.clients_file import NAME, LatestClients, read_clients
 from kubenpu.ledger.clients_state import write_clients
 from kubenpu.ledger.names import NAMES_NAME
-from kubenpu.model.clients import ClientSample, ClientUse
+from kubenpu.model.clients import COUNT_LIMIT, ClientSample, ClientUse
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.view import ClientTotals, ClientUsage
@@ -79,6 +79,14 @@ def test_two_cgroups_of_one_owner_and_those_of_nobody(world: World, node: Node) 
         (POD, (("gfx", 10),), (("vram", 10),), 1)
     ]
     assert view.client_totals == (ClientTotals(GPU, (("gfx", 110), ("dma", 1)), 3),)
+
+
+def test_a_sum_that_cannot_be_is_absent(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
+    write(node, world, *(use(cgroup, path, vram=COUNT_LIMIT - 1) for cgroup, path in cgroups.items()))
+    node.resolve()
+    assert [(c.engine_ns, c.memory) for c in node.view().clients] == [((("gfx", 14),), ())]
 
 
 def test_a_use_keeps_the_name_of_its_dead_pod(world: World, node: Node) -> None:

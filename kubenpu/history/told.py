@@ -29,8 +29,8 @@ def plan_time(
 
 
 def plan_memory(now: Mapping[Key, Told], length_ms: int) -> dict[Key, int]:
-    """Memory as it is at the end of an interval, for its length, in KiB seconds. Not of what cannot be, nor what a device
-    has beside it."""
+    """Memory as it is at the end of an interval, for its length, in KiB seconds. Not of what cannot be, nor what
+    a device has beside it."""
     known = possible({key: told.memory_bytes for key, told in now.items() if told.memory_bytes is not None})
     amounts = {key: size // 1024 * length_ms // 1000 for key, size in known.items()}
     rest: dict[Key, int] = {}

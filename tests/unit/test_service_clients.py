@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,9 @@ from kubenpu.model.clients import ClientSample
 from kubenpu.model.errors import SourceError
 from kubenpu.model.fdinfo import Holder
 from kubenpu.model.identity import Owner, OwnerKind
-from kubenpu.service import clients
+from kubenpu.service import clients, fdinfo_readers
 from kubenpu.service.clients import ALIVE_SECONDS, MAX_CLIENTS_OF_CGROUP, MAX_HOLDERS, Clients
+from tests.fakes.cri_time import until
 from tests.fakes.sim_plan import SimDevice, SimNode
 from tests.fakes.sim_sysfs import write_sysfs
 
@@ -257,6 +258,105 @@ def test_who_opens_a_device_often_hides_nobody(machine: Machine) -> None:
     assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}, "the same ones as before"
 
 
+def test_who_has_ended_takes_no_place_of_the_living(machine: Machine) -> None:
+    running = machine.start()
+    for life in range(3):
+        machine.holders.clear()
+        for n in range(MAX_CLIENTS_OF_CGROUP):
+            machine.tell(machine.hold(10, "/pod/a", 1000 * life + n, fd=n), 1000 * life + n, 1)
+        running.step()
+        assert running.trouble == ""
+    assert machine.gfx() == {"/pod/a": 3 * MAX_CLIENTS_OF_CGROUP}
+
+
+def test_after_a_look_that_left_somebody_out_who_is_new_may_be_old(machine: Machine) -> None:
+    machine.hold(9, "/pod/first", 9999)
+    running = machine.start()
+    running.step()
+    assert running.accounts.looked_ns > 0
+    for n in range(MAX_CLIENTS_OF_CGROUP + 1):
+        machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)
+    running.step()
+    assert running.accounts.looked_ns == 0
+
+
+def test_what_was_used_before_the_first_look_is_said(machine: Machine) -> None:
+    holder = machine.hold(10, "/pod/a", 1)
+    machine.tell(holder, 5, 1000)
+    running = machine.start()
+    running.step()
+    machine.tell(holder, 5, 1007)
+    machine.start().step()
+    assert [(use.engine_ns, use.earlier_ns) for use in machine.sample().uses] == [({"gfx": 1007}, 1000)]
+
+
+def test_a_number_that_runs_ahead_is_said(machine: Machine) -> None:
+    holder = machine.hold(10, "/pod/a", 1)
+    machine.tell(holder, 5, 10**18)
+    running = machine.start()
+    running.step()
+    assert machine.gfx() == {"/pod/a": 0}
+    assert running.trouble == "1 clients say that they used more than can be, which is not counted"
+
+
+# ---- a driver that does not answer ----
+
+
+@contextmanager
+def hanging(machine: Machine, holder: Holder) -> Iterator[None]:
+    """Whoever opens its fdinfo waits, until the end of the block."""
+    path = machine.fdinfo(holder)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        os.close(os.open(path, os.O_RDWR))  # lets go who waits
+        path.unlink()
+
+
+def test_a_driver_that_hangs_holds_up_no_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 0.2)
+    stuck, other = machine.hold(10, "/pod/a", 1), machine.hold(11, "/pod/b", 2, ACCEL)
+    machine.tell(stuck, 5, 1000, vram_kib=4)
+    machine.tell(other, 6, 30)
+    running = machine.start()
+    running.step()
+    threads = threading.active_count()
+    with hanging(machine, stuck):
+        for used in (40, 50):
+            machine.tell(other, 6, used)
+            running.step()
+            assert machine.gfx() == {"/pod/a": 1000, "/pod/b": used}
+            assert running.trouble == f"the driver of {GPU} does not answer, or slowly: 1 clients are not read"
+            assert threading.active_count() == threads + 1
+    until(lambda: threading.active_count() == threads)
+    machine.tell(stuck, 5, 1200)
+    running.step()
+    assert (machine.gfx()["/pod/a"], running.trouble) == (1200, "")
+
+
+def test_who_was_not_read_is_the_first_in_the_next_look(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 0.2)
+    first, second = machine.hold(10, "/pod/a", 1), machine.hold(11, "/pod/b", 2)
+    for n, holder in enumerate((first, second)):
+        machine.tell(holder, n, 30)
+    running = machine.start()
+    threads = threading.active_count()
+    with hanging(machine, first):
+        running.step()
+        assert machine.gfx() == {}
+        assert running.trouble == f"the driver of {GPU} does not answer, or slowly: 2 clients are not read"
+    until(lambda: threading.active_count() == threads)
+    assert running._readers._missed == {(GPU, 1), (GPU, 2)}
+    machine.tell(first, 0, 30)
+    third = machine.hold(9, "/pod/c", 0)
+    machine.holders.insert(0, machine.holders.pop())
+    with hanging(machine, third):
+        running.step()
+        assert machine.gfx() == {"/pod/a": 30, "/pod/b": 30}
+
+
 # ---- restarts ----
 
 
@@ -272,7 +372,7 @@ def test_a_restart_neither_loses_nor_counts_twice(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]\n", '{"format": 1}\n', "@\n", None],
+    ["", "{", "[]\n", '{"format": 2}\n', "@\n", None],
 )
 def test_a_file_that_is_no_use_is_begun_anew(
     machine: Machine, content: str | None, caplog: pytest.LogCaptureFixture
@@ -291,12 +391,64 @@ def test_a_file_that_is_no_use_is_begun_anew(
     assert machine.sample().generation != before
 
 
-@pytest.mark.parametrize("rest", [[], {"clients": [[1]], "clocks": [], "dead_since": [None]}, {}])
+METER = [1, 1, 1000, 0, 0, 0]
+CLIENT = [GPU, 5, 1, 77, [1, 1], {"gfx": METER}, {"rcs": [1, 1, 1]}, {"vram": 1}, 0]
+CLOCK = [GPU, "rcs", 1, 1, 0, 0, [[1, 1]], [1, 1]]
+REST = {
+    "clients": [CLIENT],
+    "clocks": [CLOCK],
+    "unread": [[GPU, 7, 1, 1]],
+    "looked_ns": 1,
+    "dead_since": [None],
+}
+
+
+def with_rest(machine: Machine, rest: object) -> None:
+    file = machine.run / NAME
+    file.write_text("".join([*file.read_text().splitlines(keepends=True)[:-1], json.dumps(rest), "\n"]))
+
+
+def test_a_rest_that_is_of_use(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
+    machine.start().step()
+    with_rest(machine, {**REST, "dead_since": [5.5]})
+    machine.start()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [],
+        {},
+        {**REST, "clients": [[1]]},
+        {**REST, "clients": 5},
+        {**REST, "clients": [[*CLIENT[:-1], "z"]]},
+        {**REST, "clients": [[*CLIENT[:5], {"gfx": "x"}, *CLIENT[6:]]]},
+        {**REST, "clients": [[*CLIENT[:5], {"gfx": [*METER[:-1], "x"]}, *CLIENT[6:]]]},
+        {**REST, "clients": [[*CLIENT[:5], {"gfx": [*METER, 1]}, *CLIENT[6:]]]},
+        {**REST, "clients": [[*CLIENT[:5], ["gfx"], *CLIENT[6:]]]},
+        {**REST, "clients": [[*CLIENT[:4], 7, *CLIENT[5:]]]},
+        {**REST, "clients": [[*CLIENT[:6], {"rcs": [1, 1, None]}, *CLIENT[7:]]]},
+        {**REST, "clients": [[GPU, 1 << 63, *CLIENT[2:]]]},
+        {**REST, "clients": [[*CLIENT[:7], {"vram": -1}, 0]]},
+        {**REST, "clocks": [[*CLOCK[:-1], [1, 0]]]},
+        {**REST, "clocks": [[*CLOCK[:-1], 1]]},
+        {**REST, "clocks": [[*CLOCK[:-2], [[0, 1]], None]]},
+        {**REST, "clocks": [CLOCK[:-1]]},
+        {**REST, "unread": [[GPU, 7, 1]]},
+        {**REST, "unread": [[GPU, "7", 1, 1]]},
+        {**REST, "looked_ns": 1.5},
+        {**REST, "dead_since": ["soon"]},
+        {**REST, "dead_since": [float("nan")]},
+        {**REST, "dead_since": [-1]},
+        {**REST, "dead_since": []},
+    ],
+)
 def test_a_rest_that_is_no_use(machine: Machine, rest: object, caplog: pytest.LogCaptureFixture) -> None:
     machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
     machine.start().step()
-    file = machine.run / NAME
-    file.write_text("".join([*file.read_text().splitlines(keepends=True)[:-1], json.dumps(rest), "\n"]))
+    with_rest(machine, rest)
     machine.start().step()
     assert "totals begin anew" in caplog.text
     assert machine.gfx() == {"/pod/a": 1000}
@@ -355,7 +507,7 @@ def test_it_looks_once_more_at_its_end(machine: Machine, monkeypatch: pytest.Mon
     stop.set()
     clients.run(machine.start(), 600, stop)
     assert machine.asked == 2
-    assert told == ["READY=1", "STATUS=0 clients of 2 devices", "STOPPING=1"]
+    assert told == ["READY=1", "WATCHDOG=1", "STATUS=0 clients of 2 devices", "STOPPING=1"]
 
 
 def test_a_path_that_is_no_text_survives(machine: Machine) -> None:

@@ -130,7 +130,7 @@ def test_its_trouble_is_the_sources(world: World, node: Node) -> None:
     assert len(node.view().clients) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format":1}', "[]", "\x80", '{"format":1,"boot_id":"B","uses":-1}'])
+@pytest.mark.parametrize("content", ["", "{", '{"format":2}', "[]", "\x80", '{"format":2,"boot_id":"B","uses":-1}'])
 def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> None:
     text = content.replace("B", node._boot_id)
     (world.settings.run_directory / NAME).write_bytes(text.encode("latin-1"))
@@ -145,10 +145,11 @@ def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> N
     "line",
     [
         b"[1, 2, 3]",
-        b'["1", "/", "gpu", 0, {}, {}, 0]',
-        b'[1, "/", "gpu", 0, {"gfx": -1}, {}, 0]',
-        b'[1, "/", "gpu", 0, [], {}, 0]',
-        b'[1, "/", "gpu", 0, {}, {}]',
+        b'["1", "/", "gpu", 0, {}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {"gfx": -1}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {"gfx": 9223372036854775808}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, [], {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {}, {}, 0]',
         b"[" * 100_000,
     ],
 )

@@ -110,6 +110,7 @@ def client_usage(
             memory=tuple(possible(_add_up(use.memory for use in of)).items()),
             ended=sum(use.ended for use in of),
             first_ns=min((use.first_ns for use in of if use.first_ns), default=0),
+            earlier_ns=sum(use.earlier_ns for use in of),
         )
         for (owner, device), of in sorted(found.items(), key=_order)
     )
@@ -121,7 +122,12 @@ def client_totals(uses: Iterable[ClientUse]) -> tuple[ClientTotals, ...]:
     for use in uses:
         found[use.device].append(use)
     return tuple(
-        ClientTotals(device, tuple(_add_up(use.engine_ns for use in of).items()), sum(use.ended for use in of))
+        ClientTotals(
+            device,
+            tuple(_add_up(use.engine_ns for use in of).items()),
+            sum(use.ended for use in of),
+            sum(use.earlier_ns for use in of),
+        )
         for device, of in sorted(found.items())
     )
 

@@ -259,12 +259,12 @@ def test_of_a_view() -> None:
     again = replace(POD, container_id="c2")
     clients = (
         ClientUsage(POD, IGPU, (("render", 7), ("copy", 1)), (("system0", 4096),), 0, 30),
-        ClientUsage(again, IGPU, (("render", 5),), (), 0, 20),
+        ClientUsage(again, IGPU, (("render", 5000),), (), 0, 20, earlier_ns=4995),
         ClientUsage(HOST, NPU, (), (("memory", 10),), 0, 40),
         ClientUsage(LOST, IGPU, (("render", 100),), (("system0", 1),), 0, 50),
         ClientUsage(Owner(OwnerKind.HOST, unit="x"), "a device without counts", (("e", 1),), (), 0, 1),
     )
-    totals = (ClientTotals(IGPU, (("render", 200), ("copy", 1)), 3), ClientTotals(NPU, (), 0))
+    totals = (ClientTotals(IGPU, (("render", 5200), ("copy", 1)), 3, earlier_ns=5000), ClientTotals(NPU, (), 0))
     view = replace(VIEW, epoch="boot/1", clients=clients, client_totals=totals, client_generation=9)
     snapshot = read_snapshot(view, 0, lambda _vendor: {})
     assert snapshot is not None

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,23 +258,29 @@ def test_who_opens_a_device_often_hides_nobody(machine: Machine) -> None:
     assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}, "the same ones as before"
 
 
+@pytest.fixture
+def five_of_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_CLIENTS_OF_CGROUP", 5)
+
+
+@pytest.mark.usefixtures("five_of_a_cgroup")
 def test_who_has_ended_takes_no_place_of_the_living(machine: Machine) -> None:
     running = machine.start()
     for life in range(3):
         machine.holders.clear()
-        for n in range(MAX_CLIENTS_OF_CGROUP):
+        for n in range(5):
             machine.tell(machine.hold(10, "/pod/a", 1000 * life + n, fd=n), 1000 * life + n, 1)
         running.step()
         assert running.trouble == ""
-    assert machine.gfx() == {"/pod/a": 3 * MAX_CLIENTS_OF_CGROUP}
+    assert machine.gfx() == {"/pod/a": 15}
 
 
+@pytest.mark.usefixtures("five_of_a_cgroup")
 def test_after_a_look_that_left_somebody_out_who_is_new_may_be_old(machine: Machine) -> None:
-    machine.hold(9, "/pod/first", 9999)
     running = machine.start()
     running.step()
     assert running.accounts.looked_ns > 0
-    for n in range(MAX_CLIENTS_OF_CGROUP + 1):
+    for n in range(6):
         machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)
     running.step()
     assert running.accounts.looked_ns == 0

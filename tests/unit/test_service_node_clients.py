@@ -89,6 +89,15 @@ def test_a_sum_that_cannot_be_is_absent(world: World, node: Node) -> None:
     assert [(c.engine_ns, c.memory) for c in node.view().clients] == [((("gfx", 14),), ())]
 
 
+def test_what_was_used_before_anybody_looked_goes_with_the_rest(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
+    write(node, world, *(use(cgroup, path)._replace(earlier_ns=3) for cgroup, path in cgroups.items()))
+    node.resolve()
+    view = node.view()
+    assert [client.earlier_ns for client in view.clients] == [total.earlier_ns for total in view.client_totals] == [6]
+
+
 def test_a_use_keeps_the_name_of_its_dead_pod(world: World, node: Node) -> None:
     """Longer than a standing that nothing needs."""
     cgroup = world.cgroup()

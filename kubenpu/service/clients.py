@@ -2,8 +2,8 @@
 """kubenpu-clients: looks every few seconds at who holds a DRM or accel device and what its driver says of that file.
 
 The only part that may read other users' fdinfo (CAP_SYS_PTRACE), and it does nothing else: no socket, totals to a file
-of which kubenpud takes them. It walks neither /proc nor descriptors: the kernel lists the holders. A
-device that sleeps is not asked, since some drivers wake it for an answer; opens no device node, starts no process.
+of which kubenpud takes them. It walks neither /proc nor descriptors: the kernel lists the holders. A device that sleeps
+is not asked, since some drivers wake it for an answer; opens no device node, starts no process.
 """
 
 from __future__ import annotations
@@ -186,28 +186,26 @@ class Look:
         self.left_out = 0
 
     def take(self, holders: Iterable[Holder]) -> None:
-        fresh: dict[FileKey, list[Holder]] = {}
+        fresh, of = dict[FileKey, list[Holder]](), Counter[int]()
         for holder in holders:
             device = self._nodes.get((holder.major, holder.minor))
-            if device is not None:  # else it came after sysfs was read
-                key = (device.address, holder.file)
-                files = self._files if key in self._known else fresh
-                if key in self._known or key in fresh or len(fresh) < MAX_CLIENTS:
-                    sharing = files.setdefault(key, [])
-                    if len(sharing) < HOLDERS_ASKED or _is_of_another(holder, sharing):
-                        sharing.append(holder)
-                else:
-                    self.left_out += 1
+            if device is None:
+                continue  # it came after sysfs was read
+            key = (device.address, holder.file)
+            if key not in self._known and key not in fresh and not _take_place(of, holder.cgroup_id):
+                self.left_out += 1
+                continue
+            sharing = (self._files if key in self._known else fresh).setdefault(key, [])
+            if len(sharing) < HOLDERS_ASKED or _is_of_another(holder, sharing):
+                sharing.append(holder)
         self._admit(fresh)
 
     def _admit(self, fresh: dict[FileKey, list[Holder]]) -> None:
-        """As many as there is room for beside the clients that are there already."""
+        """As many as there is room for beside the clients that were known and are listed again."""
         of = Counter(self._known[key] for key in self._files)
         for key, sharing in fresh.items():
-            cgroup_id = sharing[0].cgroup_id
-            if of[cgroup_id] < MAX_CLIENTS_OF_CGROUP and len(self._files) < MAX_CLIENTS:
+            if _take_place(of, sharing[0].cgroup_id):
                 self._files[key] = sharing
-                of[cgroup_id] += 1
             else:
                 self.left_out += 1
 
@@ -254,6 +252,13 @@ class Look:
         if self.left_out:
             said.append(f"{self.left_out} clients are not looked at: too many of one cgroup, or of all")
         return "; ".join(said)
+
+
+def _take_place(of: Counter[int], cgroup_id: int) -> bool:
+    """Whether there was one among all and for this cgroup."""
+    room = of[cgroup_id] < MAX_CLIENTS_OF_CGROUP and of.total() < MAX_CLIENTS
+    of[cgroup_id] += room
+    return room
 
 
 def _is_of_another(holder: Holder, sharing: Sequence[Holder]) -> bool:

@@ -276,6 +276,22 @@ def test_who_has_ended_takes_no_place_of_the_living(machine: Machine) -> None:
 
 
 @pytest.mark.usefixtures("five_of_a_cgroup")
+def test_who_opens_more_than_there_is_room_for_hides_nobody(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_CLIENTS", 7)
+    for n in range(20):
+        machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)
+    machine.tell(machine.hold(11, "/pod/modest", 1), 5, 7)
+    running = machine.start()
+    running.step()
+    assert machine.gfx() == {"/pod/greedy": 5, "/pod/modest": 7}
+    for n in range(3):
+        machine.tell(machine.hold(20 + n, f"/pod/{n}", 2 + n), 50 + n, 1)
+    running.step()
+    assert machine.gfx() == {"/pod/greedy": 5, "/pod/modest": 7, "/pod/0": 1}
+    assert running.trouble == "17 clients are not looked at: too many of one cgroup, or of all"
+
+
+@pytest.mark.usefixtures("five_of_a_cgroup")
 def test_after_a_look_that_left_somebody_out_who_is_new_may_be_old(machine: Machine) -> None:
     running = machine.start()
     running.step()

@@ -126,9 +126,7 @@ def test_without_a_file_there_is_no_source(world: World, node: Node) -> None:
     assert source(node, "clients") == (True, "")
 
 
-@pytest.mark.parametrize(
-    ("driver", "told"), [("i915", True), ("v3d", True), ("nouveau", False), ("unheard-of", False)]
-)
+@pytest.mark.parametrize(("driver", "told"), [("i915", True), ("v3d", True), ("nouveau", False), ("unheard-of", False)])
 def test_who_never_looked_is_missed_where_a_driver_tells_something(world: World, driver: str, told: bool) -> None:
     write_sysfs(world.settings.sysfs, [SimDevice(GPU, driver, "8086:5917", 0, (SimNode("card0", 226, 0),))])
     (world.settings.sysfs / SIMULATED_MARK).unlink()

@@ -90,7 +90,8 @@ def _device_time(node: Examination) -> Iterator[Finding]:
         remedy = "Run: systemctl enable --now kubenpu-clients"
         yield Finding("device time", "kubenpu-clients has not run", needed, remedy, WARN)
     elif not up:
-        yield Finding("device time", "incomplete or late", needed, "Run: journalctl -u kubenpu-clients", WARN)
+        remedy = "Run: systemctl status kubenpu-clients, and start it if it does not run"
+        yield Finding("device time", "incomplete, late, or never looked at", needed, remedy, WARN)
     else:
         found = f"told by {len(promised) - len(silent)} of {len(promised)} device{'s' if len(promised) != 1 else ''}"
         more = f"; not by {', '.join(_with_drivers(node, silent))}" if silent else ""

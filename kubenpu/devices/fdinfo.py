@@ -2,8 +2,9 @@
 """What a DRM driver says of one open file in /proc/PID/fdinfo/FD: pure, from text to numbers.
 
 The keys are those of the kernel's drm-usage-stats. Unknown ones are skipped, as that text demands, and so is every line
-that is not what its key promises. Refuses more than a driver can have to say; what an application may write into it
-(drm-client-name) is not looked at.
+that is not what its key promises. Refuses more than a driver can have to say, and numbers that no device can reach,
+such as one below 0 that was printed without its sign; what an application may write into it (drm-client-name) is not
+looked at.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from kubenpu.model.clients import COUNT_LIMIT, possible
 from kubenpu.model.fdinfo import Fdinfo, Ticks
 
 MAX_NAMES = 64
 """Of engines and of regions, each."""
+MAX_ENGINES = 1024
+_SIDE_BY_SIDE = {"amdgpu": 64, "panfrost": 2}
+"""Jobs of one client and engine name whose time these drivers count twice while they wait for each other or run on
+another ring; they tell no capacity."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _NUMBER = re.compile(r"([0-9]{1,20})(?: +(\w+))?")
 _ENGINE, _CAPACITY, _BUSY, _CLOCK = "drm-engine-", "drm-engine-capacity-", "drm-cycles-", "drm-total-cycles-"
@@ -34,15 +40,27 @@ def parse_fdinfo(text: str, ino: int) -> Fdinfo | None:
     pairs = [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in text.split("\n"))]
     first = dict(reversed(pairs))
     client_id = _number(first.get("drm-client-id", ""), _PLAIN)
-    if "drm-driver" not in first or client_id is None or first.get("ino") != str(ino):
+    if "drm-driver" not in first or client_id is None or client_id >= COUNT_LIMIT or first.get("ino") != str(ino):
         return None
     busy, clock = _named(pairs, _BUSY, _PLAIN), _named(pairs, _CLOCK, _PLAIN)
+    ticks = {name: Ticks(busy[name], clock[name]) for name in busy if name in clock}
+    engine_ns = _named(_without(pairs, _CAPACITY), _ENGINE, _NS)
+    memory = _memory(_without(pairs, _CLOCK))
+    told = (engine_ns, memory, {name: max(each) for name, each in ticks.items()})
     return Fdinfo(
         client_id,
-        engine_ns=_named(_without(pairs, _CAPACITY), _ENGINE, _NS),
-        ticks={name: Ticks(busy[name], clock[name]) for name in busy if name in clock},
-        memory=_memory(_without(pairs, _CLOCK)),
+        engine_ns=possible(engine_ns),
+        ticks={name: each for name, each in ticks.items() if max(each) < COUNT_LIMIT},
+        memory=possible(memory),
+        engines=_engines(first["drm-driver"], engine_ns, _named(pairs, _CAPACITY, _PLAIN)),
+        absurd=sum(len(numbers) - len(possible(numbers)) for numbers in told),
     )
+
+
+def _engines(driver: str, used: Iterable[str], capacity: Mapping[str, int]) -> dict[str, int]:
+    told = {name: min(count, MAX_ENGINES) for name, count in capacity.items() if count > 1}
+    known = _SIDE_BY_SIDE.get(driver)
+    return {**dict.fromkeys(used, known), **told} if known else told
 
 
 def _without(pairs: Pairs, prefix: str) -> Pairs:

@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar
 
 from kubenpu.api import dbus as api
 from kubenpu.exporters.dbus_calls import Answers, UsageOf, done, find_special, refuse, signal_message
-from kubenpu.exporters.dbus_connection import Connection, connected, system_bus_address
+from kubenpu.exporters.dbus_connection import UNENCODABLE, Connection, connected, system_bus_address
 from kubenpu.exporters.dbus_next_parts import MessageFlag
-from kubenpu.exporters.dbus_objects import Announced, Objects, announce_all, plan_signals
+from kubenpu.exporters.dbus_objects import Announced, Emission, Objects, announce_all, plan_signals
 from kubenpu.exporters.dbus_rights import may
 from kubenpu.exporters.picture import FRESH_S, NodePort, Picture, Pictures
 from kubenpu.model.errors import KubeNpuError, SourceError
@@ -134,6 +134,7 @@ class DbusServer:
         self._answers = Answers(self._now, usage)
         self._objects: Objects | None = None
         self._dropped = 0  # and not told to the node yet
+        self._trouble = ""
 
     def changed(self) -> None:
         """Something may be different now; subscribers will be told, if it is. To be called in the loop of run()."""
@@ -219,7 +220,18 @@ class DbusServer:
                 _keep(session.decisions, self._decide(session, call, special.action))
 
     def _answer(self, session: Session, call: Any) -> bytes:
-        return session.connection.encode(self._answers.answer(call))
+        try:
+            return session.connection.encode(self._answers.answer(call))
+        except UNENCODABLE as e:
+            self._note_unencodable(f"{call.member} of {call.path}", e)
+            return session.connection.encode(refuse(call, api.FAILED, "the answer does not fit into D-Bus"))
+
+    def _note_unencodable(self, what: str, error: Exception) -> None:
+        """Once: callers must not fill the journal."""
+        trouble = f"{what} cannot be sent: {type(error).__name__}: {error}"
+        if trouble != self._trouble:
+            log.error("%s", trouble)
+            self._trouble = trouble
 
     async def _answer_slowly(self, session: Session, call: Any) -> None:
         """One after the other, beside all else."""
@@ -274,7 +286,15 @@ class DbusServer:
         if announced is None:
             return [], announce_all(objects)
         emissions, after = plan_signals(announced, objects)
-        return [session.connection.encode(signal_message(emission)) for emission in emissions], after
+        return [encoded for each in emissions if (encoded := self._encode_signal(session, each))], after
+
+    def _encode_signal(self, session: Session, emission: Emission) -> bytes:
+        """Nothing when it cannot be sent."""
+        try:
+            return session.connection.encode(signal_message(emission))
+        except UNENCODABLE as e:
+            self._note_unencodable(f"{emission.member} of {emission.path}", e)
+            return b""
 
 
 def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:

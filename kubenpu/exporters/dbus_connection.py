@@ -36,6 +36,8 @@ MAX_BACKLOG_BYTES = 256 * 1024
 MAX_SIGNATURES = 256
 _HEAD = 16
 _UNDECODABLE = (ValueError, TypeError, LookupError, EOFError, RecursionError, struct.error)
+UNENCODABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
+"""What dbus-next raises for a value that D-Bus has no room for."""
 
 OnMessage = Callable[[Any], None]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from kubenpu.model.errors import KubeNpuError
 from kubenpu.model.identity import Owner
 from kubenpu.model.text import clean_label
 
+log = logging.getLogger(__name__)
 FILTER_KEYS = {field.key: field for field in fields.FILTER_FIELDS}
 FILTER_TYPES = {key: str if field.shape is fields.TEXT else bool for key, field in FILTER_KEYS.items()}
 METHODS = {f"{api.NAME}.{method.name}": method for method in api.METHODS}
@@ -139,7 +141,7 @@ class Answers:
             checked = {"method": request.method, "parameters": request.parameters, "more": request.more}
             method = METHODS.get(request.method)
             call.streams = request.more and method is not None and method.more
-            call.replies = self._service.handle(json.dumps(checked).encode(), _request=call)
+            call.replies = _encoded(self._service.handle(json.dumps(checked).encode(), _request=call), request.method)
         return call
 
     def _picture(self) -> Picture:
@@ -186,6 +188,16 @@ class Answers:
                 rows = [_object(fields.COUNTER_FIELDS, picture.show(each)) for each in usage]
                 reply = {"timeUsec": int(picture.at * 1e6), "counters": rows, "remaining": remaining}
                 yield {"_continues": True, **reply}
+
+
+def _encoded(replies: Iterator[bytes], method: str) -> Generator[bytes, None, None]:
+    """What the library cannot write ends this call, and no more."""
+    try:
+        yield from replies
+    except (ValueError, TypeError, OverflowError) as e:
+        log.error("%s cannot be answered: %s: %s", method, type(e).__name__, e)
+        failed = {"error": api.FAILED, "parameters": {"reason": "the answer does not fit into JSON"}}
+        yield json.dumps(failed).encode()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import OFF, Counts
 from kubenpu.model.usage import WAIT_NS
-from kubenpu.model.view import Amounts, DeviceUsage, View, sees_outcome
+from kubenpu.model.view import Amounts, ClientTotals, ClientUsage, DeviceUsage, View, sees_outcome
 
 MEASURES = (*(f"calls.{kind.label}" for kind in KINDS), *(f"errors.{kind.label}" for kind in KINDS), WAIT_NS)
 CALLS = slice(0, len(KINDS))
@@ -41,7 +41,8 @@ class Total(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a driver tells of one workload, or of a whole device. None: it does not. `first_ns` as of a Total."""
+    """What a driver tells of one workload, or of a whole device. None: it does not. `first_ns` as of a Total.
+    `engine_ns`: without what was used before somebody looked, as nobody knows when that was."""
 
     engine_ns: int | None
     memory_bytes: int | None
@@ -127,7 +128,7 @@ def _told(view: View) -> Iterator[tuple[tuple[Names, str], Told]]:
     for client in view.clients:
         if client.owner.kind is not OwnerKind.UNKNOWN:
             key = (_names(client.owner), client.device)
-            told = Told(_sum(client.engine_ns), _sum(client.memory), client.first_ns)
+            told = Told(_dated(client), _sum(client.memory), client.first_ns)
             found[key] = _add_told(found[key], told) if key in found else told
     yield from found.items()
 
@@ -138,7 +139,7 @@ def _told_devices(view: View) -> Iterator[tuple[str, Told]]:
     for client in view.clients:
         if client.memory:
             memory[client.device] = memory.get(client.device, 0) + (_sum(client.memory) or 0)
-    times = {total.device: _sum(total.engine_ns) for total in view.client_totals}
+    times = {total.device: _dated(total) for total in view.client_totals}
     for device in times | memory:
         yield device, Told(times.get(device), memory.get(device), 0)
 
@@ -147,8 +148,14 @@ def _told_departed(view: View, devices: Mapping[str, Told]) -> Mapping[str, int]
     departed = {device: told.engine_ns or 0 for device, told in devices.items()}
     for client in view.clients:
         if client.device in departed:
-            departed[client.device] -= _sum(client.engine_ns) or 0
+            departed[client.device] -= _dated(client) or 0
     return departed
+
+
+def _dated(client: ClientUsage | ClientTotals) -> int | None:
+    """Device time of which it is known when it was used: an interval can have no more than its engines can do in it."""
+    used = _sum(client.engine_ns)
+    return None if used is None else used - client.earlier_ns
 
 
 def _add_told(one: Told, other: Told) -> Told:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from kubenpu.history.growth import Key, Totals, plan_growth
 from kubenpu.history.schema import DEVICE, UNATTRIBUTED
 from kubenpu.history.snapshot import Told, Total
+from kubenpu.model.clients import possible
 
 
 def plan_time(
@@ -28,11 +29,13 @@ def plan_time(
 
 
 def plan_memory(now: Mapping[Key, Told], length_ms: int) -> dict[Key, int]:
-    """Memory as it is at the end of an interval, for its length, in KiB seconds."""
-    known = ((key, told.memory_bytes) for key, told in now.items() if told.memory_bytes is not None)
-    amounts = {key: size // 1024 * length_ms // 1000 for key, size in known}
+    """Memory as it is at the end of an interval, for its length, in KiB seconds. Not of what cannot be, nor what
+    a device has beside it."""
+    known = possible({key: told.memory_bytes for key, told in now.items() if told.memory_bytes is not None})
+    amounts = {key: size // 1024 * length_ms // 1000 for key, size in known.items()}
     rest: dict[Key, int] = {}
     for (workload, device), amount in amounts.items():
-        key = (UNATTRIBUTED, device)
-        rest[key] = rest.get(key, 0) + (amount if workload == DEVICE else -amount)
+        if (DEVICE, device) in amounts:
+            key = (UNATTRIBUTED, device)
+            rest[key] = rest.get(key, 0) + (amount if workload == DEVICE else -amount)
     return {**amounts, **rest}

@@ -3,7 +3,7 @@
 
 Fed one look after the other by kubenpu-clients, which owns it; does no I/O. Totals never go down, and what a device's
 cgroups have adds up to what its clients were seen to use. Refuses to guess: what a client did after it was last looked
-at is in no number, only that it ended is.
+at is in no number, only that it ended is; meters.py says which numbers are believed.
 
 A client belongs to the cgroup of the process that holds it; of several it stays with the one it has, else the oldest
 process. What it used before it is seen for the first time is the first one's. It may be in nobody's hands for a while,
@@ -13,26 +13,35 @@ its open file only while a sleeping device is not asked: a process may swap desc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kubenpu.ledger.merges import plan_merges
+from kubenpu.ledger.meters import Clock, Meter
 from kubenpu.ledger.standing import UNASKED, Standing
-from kubenpu.model.clients import ClientUse
+from kubenpu.model.clients import ClientUse, possible
 from kubenpu.model.fdinfo import Fdinfo
 from kubenpu.model.sample import ZERO, Cell, KernelSample
 
 MAX_USES = 4096
+MAX_PATH_BYTES = 1024
 LOOKS_REMEMBERED = 8
-CLOCK_SPAN_NS = 1_000_000_000
-"""A device's cycle counter is timed over at least so long, so that the time one reading takes is a small error."""
+MAX_REMEMBERED = 8192
+
+FileKey = tuple[str, int]
+"""Device and open file."""
+ClientKey = tuple[str, int]
+"""Device and client id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A client as one look found it. `cgroups`: of the tasks that hold it, the oldest process first; () when they were
     gone before they could be asked. `fdinfo` None: it was not read, its device sleeps. `begin_ns` and `end_ns` of
-    CLOCK_MONOTONIC bracket the reading; `slept_ms`: how long the device has slept in its life."""
+    CLOCK_BOOTTIME bracket the reading; `start_ns`: since when there is a process that holds it; `slept_ms`: how long
+    the device has slept in its life, `suspended_ns`: the machine."""
 
     device: str
     file: int
@@ -40,58 +49,63 @@ class Seen:
     fdinfo: Fdinfo | None
     begin_ns: int = 0
     end_ns: int = 0
+    start_ns: int = 0
     slept_ms: int = 0
+    suspended_ns: int = 0
+
+
+class Since(NamedTuple):
+    """From when on a file may have been used, and from when on it would have been seen."""
+
+    opened_ns: int
+    booked_ns: int
+
+
+class Unpaid(NamedTuple):
+    """Cycles of a client as it was read last, while nobody knows how long one takes."""
+
+    busy: int
+    now_ns: int
+    engines: int
 
 
 @dataclass(slots=True)
 class Client:
-    """`engine_ns` and `busy` (cycles) are the highest values that were accounted for; `missed`: looks without it."""
+    """`since`: it was read last, or opened. `meters` by engine. `missed`: looks without it."""
 
     file: int
     cgroup_id: int
-    engine_ns: dict[str, int] = field(default_factory=dict)
-    busy: dict[str, int] = field(default_factory=dict)
+    since: Since
+    meters: dict[str, Meter] = field(default_factory=dict)
+    unpaid: dict[str, Unpaid] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     missed: int = 0
 
-
-@dataclass(slots=True)
-class Clock:
-    """How fast the cycle counter behind an engine runs: `cycles` in `ns`, 0 while that is not known.
-
-    The counter stands while the device sleeps, so only spans without sleep count; of those the fastest is the nearest
-    to the truth, as each is measured from before the first reading to after the second.
-    """
-
-    cycles: int = 0
-    ns: int = 0
-    last: int = 0
-    last_ns: int = 0
-    slept_ms: int = -1
-
-    def read(self, value: int, seen: Seen) -> None:
-        span = seen.end_ns - self.last_ns
-        if seen.slept_ms == self.slept_ms and value >= self.last:
-            if seen.begin_ns - self.last_ns < CLOCK_SPAN_NS:
-                return
-            if (value - self.last) * max(self.ns, 1) > self.cycles * span:
-                self.cycles, self.ns = value - self.last, span
-        self.last, self.last_ns, self.slept_ms = value, seen.begin_ns, seen.slept_ms
+    def meter(self, engine: str) -> Meter:
+        return self.meters.setdefault(engine, Meter(*self.since))
 
 
 @dataclass(slots=True)
 class Use:
-    """Totals of one cgroup on one device. `dead_since`: seconds of CLOCK_BOOTTIME, None while the cgroup exists."""
+    """Totals of one cgroup on one device. `dead_since`: seconds of CLOCK_BOOTTIME, None while the cgroup exists.
+    `earlier_ns`: of the time of all engines, that of which nobody knows when it was used."""
 
     path: str
     first_ns: int
     dead_since: float | None = None
     engine_ns: dict[str, int] = field(default_factory=dict)
     ended: int = 0
+    earlier_ns: int = 0
+
+    def add(self, engine: str, ns: int, recent_ns: int) -> None:
+        """Zeros too: the driver tells of this engine."""
+        self.engine_ns[engine] = self.engine_ns.get(engine, 0) + ns
+        self.earlier_ns += ns - recent_ns
 
     def take(self, other: Use) -> None:
         for engine, ns in other.engine_ns.items():
-            self.engine_ns[engine] = self.engine_ns.get(engine, 0) + ns
+            self.add(engine, ns, ns)
+        self.earlier_ns += other.earlier_ns
         self.ended += other.ended
         self.first_ns = min(self.first_ns, other.first_ns)
 
@@ -99,70 +113,103 @@ class Use:
 @dataclass(slots=True)
 class Accounts:
     """All that outlives a look. Clients by (device, client id), clocks by (device, engine), uses by (cgroup, device);
-    cgroup 0 has what belongs to no series any more, or found no room for one."""
+    cgroup 0 has what belongs to no series any more, or found no room for one. `unread`: files that were never read.
+    `looked_ns`: when the last look began that listed everything, 0 if the last did not."""
 
-    clients: dict[tuple[str, int], Client] = field(default_factory=dict)
+    clients: dict[ClientKey, Client] = field(default_factory=dict)
     clocks: dict[tuple[str, str], Clock] = field(default_factory=dict)
     uses: dict[tuple[int, str], Use] = field(default_factory=dict)
+    unread: dict[FileKey, Since] = field(default_factory=dict)
+    looked_ns: int = 0
 
     def look(self, seen: Iterable[Seen], paths: Mapping[int, str], now_ns: int) -> None:
-        """Takes one look at all clients in. `paths` has every cgroup of theirs; `now_ns` of CLOCK_BOOTTIME."""
-        by_file, here = self.by_file(), set()
+        """Takes one look at all clients in. `paths` has every cgroup of theirs; `now_ns`: when it began."""
+        by_file, here, unread = self.by_file(), set(), {}
         for each in seen:
-            key = (each.device, each.fdinfo.client_id) if each.fdinfo else by_file.get((each.device, each.file))
+            file = (each.device, each.file)
+            key = (each.device, each.fdinfo.client_id) if each.fdinfo else by_file.get(file)
+            since = self.unread.get(file) or self._since(each)
             if key is not None:
                 here.add(key)
-                self._see(key, each, paths, now_ns)
-        for key, client in list(self.clients.items()):
+                self._see(key, each, since, paths, now_ns)
+            if key not in self.clients:
+                unread[file] = since
+        self.unread, self.looked_ns = unread, now_ns
+        for key, client in self.clients.items():
             client.missed = 0 if key in here else client.missed + 1
             if client.missed:
                 client.memory = {}
-            if client.missed > LOOKS_REMEMBERED:
-                self._end(key, now_ns)
+            self._pay(key, client, now_ns)
+        self._forget_old(now_ns)
 
-    def by_file(self) -> dict[tuple[str, int], tuple[str, int]]:
-        """Keys of clients by (device, open file). A new client may have the place of one that has just ended."""
+    def by_file(self) -> dict[FileKey, ClientKey]:
+        """A new client may have the place of one that has just ended."""
         return {(key[0], client.file): key for key, client in self.clients.items()}
 
-    def _see(self, key: tuple[str, int], seen: Seen, paths: Mapping[int, str], now_ns: int) -> None:
+    def running_ahead(self) -> int:
+        """How many clients say that they used more than can be."""
+        living = (client for client in self.clients.values() if not client.missed)
+        return sum(any(meter.runs_ahead for meter in client.meters.values()) for client in living)
+
+    def _since(self, seen: Seen) -> Since:
+        """Of a file that was not there in the last look. In the first look nobody knows for how long."""
+        opened = max(seen.start_ns, self.looked_ns)
+        return Since(opened, opened if self.looked_ns else seen.end_ns)
+
+    def _see(self, key: ClientKey, seen: Seen, since: Since, paths: Mapping[int, str], now_ns: int) -> None:
         if seen.fdinfo is None or not seen.cgroups:
             return
-        client = self.clients.setdefault(key, Client(seen.file, seen.cgroups[0]))
+        client = self.clients.setdefault(key, Client(seen.file, seen.cgroups[0], since))
         client.file = seen.file
         if client.cgroup_id not in seen.cgroups:
+            self._pay(key, client, now_ns)
             client.cgroup_id = seen.cgroups[0]
         use = self._use(client.cgroup_id, seen.device, paths.get(client.cgroup_id, ""), now_ns)
         client.memory = dict(seen.fdinfo.memory)
-        for engine, ns in self._grown(client, seen, seen.fdinfo):
-            use.engine_ns[engine] = use.engine_ns.get(engine, 0) + ns
+        self._read(client, use, seen, seen.fdinfo)
+        client.since = Since(seen.end_ns, seen.end_ns)
 
-    def _grown(self, client: Client, seen: Seen, fdinfo: Fdinfo) -> Iterator[tuple[str, int]]:
-        """How much more it used, zeros too. A value may go back for a while: nothing is added until it is passed."""
+    def _read(self, client: Client, use: Use, seen: Seen, fdinfo: Fdinfo) -> None:
         for engine, ns in fdinfo.engine_ns.items():
-            before = client.engine_ns.get(engine, 0)
-            client.engine_ns[engine] = max(ns, before)
-            yield engine, max(ns - before, 0)
+            engines = fdinfo.engines.get(engine, 1)
+            use.add(engine, *client.meter(engine).read(ns, seen.end_ns, engines))
         for engine, ticks in fdinfo.ticks.items():
-            if engine in fdinfo.engine_ns:
-                continue
-            clock = self.clocks.setdefault((seen.device, engine), Clock())
-            clock.read(ticks.clock, seen)
-            busy = ticks.busy - client.busy.get(engine, 0)
-            if clock.cycles and busy >= 0:
-                client.busy[engine] = ticks.busy
-                yield engine, busy * clock.ns // clock.cycles
+            if engine not in fdinfo.engine_ns:
+                clock = self.clocks.setdefault((seen.device, engine), Clock())
+                clock.read(ticks.clock, seen.begin_ns, seen.end_ns, seen.slept_ms, seen.suspended_ns)
+                client.meter(engine)
+                client.unpaid[engine] = Unpaid(ticks.busy, seen.end_ns, fdinfo.engines.get(engine, 1))
+
+    def _pay(self, key: ClientKey, client: Client, now_ns: int) -> None:
+        """Turns cycles into time where it is known by now how long one takes; for who has ended meanwhile, too."""
+        for engine, unpaid in list(client.unpaid.items()):
+            clock = self.clocks.get((key[0], engine))
+            if clock is not None and clock.speed is not None:
+                del client.unpaid[engine]
+                self._use_of(key, client, now_ns).add(engine, *client.meter(engine).read(*unpaid, clock.speed))
 
     def _use(self, cgroup_id: int, device: str, path: str, now_ns: int) -> Use:
         """Its totals; where there is no room for them, those of nobody."""
         key = (cgroup_id, device)
-        if key not in self.uses and cgroup_id and len(self.uses) >= MAX_USES:
+        full = len(self.uses) >= MAX_USES or len(os.fsencode(path)) > MAX_PATH_BYTES
+        if key not in self.uses and cgroup_id and full:
             return self._use(0, device, "", now_ns)
         return self.uses.setdefault(key, Use(path, now_ns))
 
-    def _end(self, key: tuple[str, int], now_ns: int) -> None:
-        client = self.clients.pop(key)
-        use = self.uses.get((client.cgroup_id, key[0]))
-        (use or self._use(0, key[0], "", now_ns)).ended += 1
+    def _use_of(self, key: ClientKey, client: Client, now_ns: int) -> Use:
+        """That of a client that was read before; its series may have ended."""
+        return self.uses.get((client.cgroup_id, key[0])) or self._use(0, key[0], "", now_ns)
+
+    def _forget_old(self, now_ns: int) -> None:
+        """Clients that have ended: those that were missed for long, and the oldest beyond a bound."""
+        missed = sorted((key for key, client in self.clients.items() if client.missed), key=self._missed, reverse=True)
+        for place, key in enumerate(missed):
+            if self._missed(key) > LOOKS_REMEMBERED or len(missed) - place > MAX_REMEMBERED:
+                client = self.clients.pop(key)
+                self._use_of(key, client, now_ns).ended += 1
+
+    def _missed(self, key: ClientKey) -> int:
+        return self.clients[key].missed
 
     # ---- ends of series ----
 
@@ -200,5 +247,7 @@ class Accounts:
             for region, size in client.memory.items():
                 regions[region] = regions.get(region, 0) + size
         for (cgroup_id, device), use in self.uses.items():
-            regions = memory.get((cgroup_id, device), {})
-            yield ClientUse(cgroup_id, use.path, device, use.first_ns, use.engine_ns, regions, use.ended)
+            regions = possible(memory.get((cgroup_id, device), {}))
+            yield ClientUse(
+                cgroup_id, use.path, device, use.first_ns, use.engine_ns, regions, use.ended, use.earlier_ns
+            )

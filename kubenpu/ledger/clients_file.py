@@ -9,14 +9,14 @@ made from are always of one look; it is of the boot that it names. Refuses a fil
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from kubenpu.model.clients import ClientSample, ClientUse
+from kubenpu.model.clients import COUNT_LIMIT, ClientSample, ClientUse
 from kubenpu.model.errors import SourceError
 
-FORMAT = 1
+FORMAT = 2
 NAME = "clients.json"
 HEAD = ("taken_ns", "due_ns", "generation")
 T = TypeVar("T")
@@ -53,8 +53,8 @@ def read_with(path: Path, boot_id: str, finish: Callable[[ClientSample, TextIO],
             head = json.loads(file.readline())
             if head["format"] != FORMAT or head["boot_id"] != boot_id:
                 return None
-            uses = tuple(_use(json.loads(file.readline())) for _ in range(_number(head["uses"])))
-            taken_ns, due_ns, generation = (_number(head[name]) for name in HEAD)
+            uses = tuple(_use(json.loads(file.readline())) for _ in range(number(head["uses"])))
+            taken_ns, due_ns, generation = (number(head[name]) for name in HEAD)
             return finish(ClientSample(taken_ns, due_ns, generation, uses, str(head["trouble"])), file)
     except FileNotFoundError:
         return None
@@ -65,25 +65,28 @@ def read_with(path: Path, boot_id: str, finish: Callable[[ClientSample, TextIO],
 
 
 def _use(line: list[object]) -> ClientUse:
-    cgroup_id, path, device, first_ns, engine_ns, memory, ended = line
+    cgroup_id, path, device, first_ns, engine_ns, memory, ended, earlier_ns = line
     return ClientUse(
-        _number(cgroup_id),
+        number(cgroup_id),
         str(path),
         str(device),
-        _number(first_ns),
-        _numbers(engine_ns),
-        _numbers(memory),
-        _number(ended),
+        number(first_ns),
+        numbers(engine_ns),
+        numbers(memory),
+        number(ended),
+        number(earlier_ns),
     )
 
 
-def _numbers(found: object) -> Mapping[str, int]:
+def numbers(found: object) -> dict[str, int]:
+    """Raises TypeError."""
     if not isinstance(found, dict):
         raise TypeError("not a table of numbers")
-    return {str(name): _number(value) for name, value in found.items()}
+    return {str(name): number(value) for name, value in found.items()}
 
 
-def _number(found: object) -> int:
-    if not isinstance(found, int) or found < 0:
+def number(found: object) -> int:
+    """Raises TypeError."""
+    if not isinstance(found, int) or not 0 <= found < COUNT_LIMIT:
         raise TypeError("not a count")
     return found

@@ -115,7 +115,8 @@ class Ledger:
         """The picture for every sink. `addresses` names the device slots; without a sample there are no counts."""
         self._remember(facts.devices)
         labels = Labels(addresses, self._vendors, facts.slot_hooks, self._auxiliary)
-        clients = client_usage(sample.clients, self._standings, facts.charged) if sample else ()
+        told = sample.clients if sample and sample.client_generation else ()
+        clients = client_usage(told, self._standings, facts.charged)
         since = facts.counting_since if facts.counting_since is not None else self.boot_unix_s
         return View(
             version=facts.version,
@@ -125,7 +126,7 @@ class Ledger:
             devices=facts.devices,
             clients=clients,
             client_generation=sample.client_generation if sample else 0,
-            client_totals=client_totals(sample.clients) if sample else (),
+            client_totals=client_totals(told),
             usage=usage(sample, self._standings, labels, self.boot_unix_s, clients) if sample else (),
             device_usage=device_usage(sample, labels, since) if sample else (),
             hooks=facts.hooks,

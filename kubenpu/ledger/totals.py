@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from kubenpu.ledger.standing import UNASKED, Standings, shown_owner
-from kubenpu.model.clients import ClientUse
+from kubenpu.model.clients import ClientUse, possible
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Cell, Counts, DeviceTotals, KernelSample
 from kubenpu.model.view import ClientTotals, ClientUsage, DeviceUsage, Usage
@@ -109,9 +109,10 @@ def client_usage(
             owner=owner,
             device=device,
             engine_ns=tuple(_add_up(use.engine_ns for use in of).items()),
-            memory=tuple(_add_up(use.memory for use in of).items()),
+            memory=tuple(possible(_add_up(use.memory for use in of)).items()),
             ended=sum(use.ended for use in of),
             first_ns=min((use.first_ns for use in of if use.first_ns), default=0),
+            earlier_ns=sum(use.earlier_ns for use in of),
         )
         for (owner, device), of in sorted(found.items(), key=_order)
     )
@@ -123,7 +124,12 @@ def client_totals(uses: Iterable[ClientUse]) -> tuple[ClientTotals, ...]:
     for use in uses:
         found[use.device].append(use)
     return tuple(
-        ClientTotals(device, tuple(_add_up(use.engine_ns for use in of).items()), sum(use.ended for use in of))
+        ClientTotals(
+            device,
+            tuple(_add_up(use.engine_ns for use in of).items()),
+            sum(use.ended for use in of),
+            sum(use.earlier_ns for use in of),
+        )
         for device, of in sorted(found.items())
     )
 

@@ -8,14 +8,24 @@ tuples: a dataclass costs kubenpud five times the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K")
+COUNT_LIMIT = 1 << 63
+"""Of a number of a driver, and of what they add up to: SQLite and most readers take no more. No device has so much."""
+
+
+def possible(numbers: Mapping[K, int]) -> dict[K, int]:
+    """Without those that cannot be: absent is nearer to the truth than any other number."""
+    return {name: number for name, number in numbers.items() if number < COUNT_LIMIT}
 
 
 class ClientUse(NamedTuple):
     """What the clients of one cgroup used of one device since `first_ns` (CLOCK_BOOTTIME), and have now.
 
     `cgroup_id` 0: those of cgroups whose series have ended. `ended`: clients that were closed; what each of them used
-    after it was last looked at is in no number.
+    after it was last looked at is in no number. `earlier_ns`: of the time of all engines, that of which nobody knows
+    when it was used: before the first look, or while nobody looked.
     """
 
     cgroup_id: int
@@ -25,6 +35,7 @@ class ClientUse(NamedTuple):
     engine_ns: Mapping[str, int]
     memory: Mapping[str, int]
     ended: int
+    earlier_ns: int = 0
 
 
 class ClientSample(NamedTuple):

@@ -33,10 +33,13 @@ class Ticks(NamedTuple):
 class Fdinfo(NamedTuple):
     """What one client used so far, by engine, in nanoseconds or in ticks; and the bytes it has now, by region.
 
-    A driver that tells nothing of a kind has no entries of it.
+    A driver that tells nothing of a kind has no entries of it. `engines`: how many of a name may work at a time, where
+    that is not 1. `absurd`: numbers that were left out because they are too large to be.
     """
 
     client_id: int
     engine_ns: Mapping[str, int]
     ticks: Mapping[str, Ticks]
     memory: Mapping[str, int]
+    engines: Mapping[str, int] = {}
+    absurd: int = 0

@@ -22,9 +22,10 @@ class ClientUsage(NamedTuple):
     """Nanoseconds of device time by engine since `first_ns` (CLOCK_BOOTTIME), bytes now by region: of one owner on one
     device.
 
-    `ended`: its clients that were closed; what each did after the last look is in no number. A driver that tells
-    nothing of a kind has no entries of it, but memory that the kernel's dmem controller knows is under `dmem:REGION`;
-    `first_ns` 0: of its clients nothing is known.
+    `ended`: its clients that were closed; what each did after the last look is in no number. `earlier_ns`: of the time
+    of all engines, that of which nobody knows when it was used. A driver that tells nothing of a kind has no entries of
+    it, but memory that the kernel's dmem controller knows is under `dmem:REGION`; `first_ns` 0: of its clients nothing
+    is known.
     """
 
     owner: Owner
@@ -33,6 +34,7 @@ class ClientUsage(NamedTuple):
     memory: Amounts
     ended: int
     first_ns: int
+    earlier_ns: int = 0
 
 
 class ClientTotals(NamedTuple):
@@ -41,6 +43,7 @@ class ClientTotals(NamedTuple):
     device: str
     engine_ns: Amounts
     ended: int
+    earlier_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kubenpu-clients: looks every few seconds at who holds a DRM or accel device and what its driver says of that file.
 
-The only part that may read other users' fdinfo (CAP_SYS_PTRACE), and it does nothing else: one thread, no socket,
-totals to a file of which kubenpud takes them. It walks neither /proc nor descriptors: the kernel lists the holders. A
-device that sleeps is not asked, since some drivers wake it for an answer; opens no device node, starts no process.
+The only part that may read other users' fdinfo (CAP_SYS_PTRACE), and it does nothing else: no socket, totals to a file
+of which kubenpud takes them. It walks neither /proc nor descriptors: the kernel lists the holders. A device that sleeps
+is not asked, since some drivers wake it for an answer; opens no device node, starts no process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from kubenpu import __version__
 from kubenpu.config.log import set_up_logging
 from kubenpu.config.settings import Settings, add_config_flag, read_settings
 from kubenpu.devices.discovery import discover
-from kubenpu.devices.fdinfo import parse_fdinfo
 from kubenpu.devices.sysfs import read_text
 from kubenpu.identity.index import alive, cgroup_mount
 from kubenpu.kernel.clients import read_holders
 from kubenpu.kernel.pins import Pins
-from kubenpu.ledger.clients import Accounts, Seen
+from kubenpu.ledger.clients import Accounts, FileKey, Seen
 from kubenpu.ledger.clients_file import NAME
 from kubenpu.ledger.clients_state import dump_rest, read_clients_and_rest, restore, write_clients
 from kubenpu.ledger.names import NAMES_NAME, read_names
@@ -37,20 +36,18 @@ from kubenpu.model.clients import ClientSample
 from kubenpu.model.device import Device
 from kubenpu.model.errors import ConfigError, KubeNpuError, SourceError
 from kubenpu.model.fdinfo import Fdinfo, Holder
+from kubenpu.service.fdinfo_readers import Found, Readers, boot_ns, task_path
 from kubenpu.service.timed import Jobs, Timed
 
 log = logging.getLogger(__name__)
 PROC = Path("/proc")
 MAX_CLIENTS = 8192
 MAX_CLIENTS_OF_CGROUP = 512
-MAX_FDINFO_BYTES = 1 << 15
 HOLDERS_ASKED, MAX_HOLDERS = 4, 64
 """Of those that share one file: so many, as the first may be gone by then, and so many if each is of another cgroup."""
 ALIVE_SECONDS = 20
 """How often systemd is told that all is well, at least."""
 _ASLEEP = ("suspended", "suspending")
-
-FileKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,7 @@ class Clients:
     def __init__(self, settings: Settings, mount: Path, proc: Path = PROC) -> None:
         self._settings, self._mount, self._proc = settings, mount, proc
         self._pins = Pins(settings.pin_directory)
+        self._readers = Readers(proc)
         self._file = settings.run_directory / NAME
         self._boot_id = (proc / "sys/kernel/random/boot_id").read_text().strip()
         self._generation = time.time_ns()
@@ -111,7 +109,7 @@ class Clients:
         self.trouble = trouble
 
     def _write(self, trouble: str) -> None:
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now = boot_ns()
         due = now + self._settings.clients_interval_seconds * 1_000_000_000
         sample = ClientSample(now, due, self._generation, tuple(self.accounts.shown()), trouble)
         write_clients(self._file, self._boot_id, sample, dump_rest(self.accounts))
@@ -122,16 +120,20 @@ class Clients:
         found = discover(self._settings.sysfs, self._jobs.tables).devices
         nodes = {(node.major, node.minor): device for device in found for node in device.nodes if node.in_drm}
         self.devices = len({device.address for device in nodes.values()})
-        look = Look(self._proc, nodes, self.accounts, self._jobs.of(found, times))
+        look = Look(self._readers, nodes, self.accounts, self._jobs.of(found, times))
+        now_ns = boot_ns()
         if nodes:
             look.take(read_holders(self._pins))
         paths = self._paths(look.holders())
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.accounts.look(look.read(paths.keys()), paths, now_ns)
+        if look.left_out:
+            self.accounts.looked_ns = 0  # who is new in the next look may be old
         self._fold(now_ns / 1e9)
         known = {client_id for _, client_id in self.accounts.clients}
         self._jobs.forget(times.keys() - known - {holder.client_id for holder in look.holders()})
-        return "; ".join(filter(None, (look.trouble(), self._jobs.trouble)))
+        ahead = self.accounts.running_ahead()
+        said = f"{ahead} clients say that they used more than can be, which is not counted" if ahead else ""
+        return "; ".join(filter(None, (look.trouble(), said, self._jobs.trouble)))
 
     def _paths(self, holders: Iterable[Holder]) -> dict[int, str]:
         """Of cgroups by id. Those that are new are asked for in procfs, of a task that is in them."""
@@ -145,7 +147,7 @@ class Clients:
 
     def _path_of(self, holder: Holder) -> str | None:
         try:
-            lines = os.fsdecode(_task(self._proc, holder, "cgroup").read_bytes()).split("\n")
+            lines = os.fsdecode(task_path(self._proc, holder, "cgroup").read_bytes()).split("\n")
         except OSError:
             return None
         return next((line[3:] for line in lines if line.startswith("0::/")), None)
@@ -172,81 +174,95 @@ class Look:
     """One look: holders by open file, then what each file says. Bounded per cgroup, so that who opens a device ten
     thousand times hides nobody else; files that are accounts' clients already are always looked at."""
 
-    def __init__(self, proc: Path, nodes: dict[tuple[int, int], Device], accounts: Accounts, timed: Timed) -> None:
-        self._proc, self._nodes, self._timed = proc, nodes, timed
-        self._clients, self._known = accounts.clients, accounts.by_file()
+    def __init__(
+        self, readers: Readers, nodes: dict[tuple[int, int], Device], accounts: Accounts, timed: Timed
+    ) -> None:
+        self._readers, self._nodes, self._timed = readers, nodes, timed
+        self._clients = accounts.clients
+        self._known = {file: accounts.clients[key].cgroup_id for file, key in accounts.by_file().items()}
         self._files: dict[FileKey, list[Holder]] = {}
-        self._per_cgroup = Counter(client.cgroup_id for client in accounts.clients.values())
         self._sleep = {device.address: read_sleep(device) for device in nodes.values()}
-        self._too_many = self._refused = 0
+        self._refused = self._absurd = 0
+        self.left_out = 0
 
     def take(self, holders: Iterable[Holder]) -> None:
+        fresh, of = dict[FileKey, list[Holder]](), Counter[int]()
         for holder in holders:
             device = self._nodes.get((holder.major, holder.minor))
             if device is None:
                 continue  # it came after sysfs was read
             key = (device.address, holder.file)
-            if key not in self._files and not self._has_room(key, holder.cgroup_id):
-                self._too_many += 1
+            if key not in self._known and key not in fresh and not _take_place(of, holder.cgroup_id):
+                self.left_out += 1
                 continue
-            sharing = self._files.setdefault(key, [])
+            sharing = (self._files if key in self._known else fresh).setdefault(key, [])
             if len(sharing) < HOLDERS_ASKED or _is_of_another(holder, sharing):
                 sharing.append(holder)
+        self._admit(fresh)
 
-    def _has_room(self, key: FileKey, cgroup_id: int) -> bool:
-        if key in self._known:
-            return True
-        room = self._per_cgroup[cgroup_id] < MAX_CLIENTS_OF_CGROUP and self._per_cgroup.total() < MAX_CLIENTS
-        self._per_cgroup[cgroup_id] += room
-        return room
+    def _admit(self, fresh: dict[FileKey, list[Holder]]) -> None:
+        """As many as there is room for beside the clients that were known and are listed again."""
+        of = Counter(self._known[key] for key in self._files)
+        for key, sharing in fresh.items():
+            if _take_place(of, sharing[0].cgroup_id):
+                self._files[key] = sharing
+            else:
+                self.left_out += 1
 
     def holders(self) -> Iterator[Holder]:
         return (holder for sharing in self._files.values() for holder in sharing)
 
     def read(self, cgroups: Collection[int]) -> Iterator[Seen]:
         """`cgroups`: those whose path is known; others' holders are left for the next look."""
-        for (device, file), sharing in self._files.items():
+        for sharing in self._files.values():
             sharing.sort(key=lambda holder: holder.start_ns)
+        found = self._readers.read(
+            {key: sharing for key, sharing in self._files.items() if not self._sleep[key[0]].asleep}
+        )
+        for key, sharing in self._files.items():
             owners = tuple(dict.fromkeys(h.cgroup_id for h in sharing if h.cgroup_id in cgroups))
-            sleep = self._sleep[device]
-            begin = time.monotonic_ns()
-            fdinfo = None if sleep.asleep else self._read_first(sharing)
-            if device in self._timed.devices:
-                before = self._clients.get((device, sharing[0].client_id))
-                memory = before.memory if before is not None and sleep.asleep else {}
-                fdinfo = self._timed.join(fdinfo, sharing[0].client_id, memory)
-            yield Seen(device, file, owners, fdinfo, begin, time.monotonic_ns(), sleep.slept_ms)
-
-    def _read_first(self, sharing: Iterable[Holder]) -> Fdinfo | None:
-        refused = False
-        for holder in sharing:
-            try:
-                with _task(self._proc, holder, f"fdinfo/{holder.fd}").open("rb", buffering=0) as file:
-                    text = file.read(MAX_FDINFO_BYTES)
-            except PermissionError:
-                refused = True
-            except OSError:
-                continue  # it has closed it, or ended
+            start_ns, slept_ms = sharing[0].start_ns, self._sleep[key[0]].slept_ms
+            read = found.get(key)
+            fdinfo = self._told(key[0], sharing[0].client_id, read)
+            if read is None:
+                yield Seen(*key, owners, fdinfo, end_ns=boot_ns(), start_ns=start_ns)
             else:
-                return parse_fdinfo((text or b"").decode(errors="replace"), holder.ino)
-        self._refused += refused
-        return None
+                self._refused += read.refused
+                self._absurd += fdinfo.absurd if fdinfo else 0
+                yield Seen(*key, owners, fdinfo, read.begin_ns, read.end_ns, start_ns, slept_ms, read.suspended_ns)
+
+    def _told(self, device: str, client_id: int, read: Found | None) -> Fdinfo | None:
+        """By the driver, else by the kernel's scheduler, which is not asleep when the device is."""
+        fdinfo = read.fdinfo if read is not None else None
+        if device not in self._timed.devices:
+            return fdinfo
+        before = self._clients.get((device, client_id))
+        memory = before.memory if before is not None and read is None else {}
+        return self._timed.join(fdinfo, client_id, memory)
 
     def trouble(self) -> str:
-        said = []
+        said = [
+            f"the driver of {device} does not answer, or slowly: {count} clients are not read"
+            for device, count in self._readers.late.items()
+        ]
         if self._refused:
             said.append(f"permission denied for the fdinfo of {self._refused} clients, which needs CAP_SYS_PTRACE")
-        if self._too_many:
-            said.append(f"{self._too_many} clients are not looked at: too many of one cgroup, or of all")
+        if self._absurd:
+            said.append(f"{self._absurd} numbers of drivers are left out, as nothing can have so much")
+        if self.left_out:
+            said.append(f"{self.left_out} clients are not looked at: too many of one cgroup, or of all")
         return "; ".join(said)
+
+
+def _take_place(of: Counter[int], cgroup_id: int) -> bool:
+    """Whether there was one among all and for this cgroup."""
+    room = of[cgroup_id] < MAX_CLIENTS_OF_CGROUP and of.total() < MAX_CLIENTS
+    of[cgroup_id] += room
+    return room
 
 
 def _is_of_another(holder: Holder, sharing: Sequence[Holder]) -> bool:
     return len(sharing) < MAX_HOLDERS and all(holder.cgroup_id != each.cgroup_id for each in sharing)
-
-
-def _task(proc: Path, holder: Holder, name: str) -> Path:
-    return Path(proc, f"{holder.tgid}/task/{holder.pid}/{name}")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -269,6 +285,7 @@ def run(clients: Clients, interval_s: float, stop: threading.Event) -> None:
         said = "; ".join(filter(None, (clients.summary(), clients.trouble)))
         if not status:
             systemd.notify("READY=1")
+        systemd.notify("WATCHDOG=1")
         if said != status:
             systemd.notify(f"STATUS={said}")
             status = said

@@ -28,8 +28,6 @@ from kubenpu.kernel.bpf import Bell
 from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.pins import Pins, claim, read_state
 from kubenpu.kernel.store import CounterStore
-from kubenpu.ledger.clients_file import NAME as CLIENTS_NAME
-from kubenpu.ledger.clients_file import LatestClients
 from kubenpu.ledger.ledger import Ledger, NodeFacts
 from kubenpu.ledger.names import NAMES_NAME, read_names, write_names
 from kubenpu.model.device import Visibility
@@ -37,6 +35,7 @@ from kubenpu.model.errors import KernelError, SourceError
 from kubenpu.model.identity import Owner, OwnerKind, PathIdentity, PathKind, Resolution
 from kubenpu.model.sample import OFF, CgroupRecord, HookStatus, KernelSample
 from kubenpu.model.view import View
+from kubenpu.service.client_source import ClientSource
 from kubenpu.service.dmem import read_memory
 from kubenpu.service.inventory import Inventory, Trouble, apply_rules, read_inventory, tell
 from kubenpu.service.kubelet import KUBELET, MaybeKubelet
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 SIMULATED_MARK = "kubenpu-simulated"
 RESOLVE_DEADLINE_S = 2.0
-CLIENTS = "clients"
-CLIENTS_GRACE_NS = 10_000_000_000
 NAMELESS = Resolution(Owner(OwnerKind.UNKNOWN), False, "the cgroup is gone and its name was not captured")
 
 
@@ -86,7 +83,7 @@ class Node:
         self._dbus_dropped: int | None = None
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._ledger = Ledger(settings.retention_seconds, time.time() - boot_seconds())
-        self._clients = LatestClients(settings.run_directory / CLIENTS_NAME, self._boot_id)
+        self._clients = ClientSource(settings.run_directory, self._boot_id, self._sources)
         self.simulated = (settings.sysfs / SIMULATED_MARK).exists()
         self._load_names()
 
@@ -305,28 +302,14 @@ class Node:
         sample = None
         with self._sources.timed("counters"):
             sample = self._current_store().read()
-        return None if sample is None else self._with_clients(sample)
+        return None if sample is None else self._clients.join(sample, wanted=self._wants_clients())
 
-    def _with_clients(self, sample: KernelSample) -> KernelSample:
-        """With what kubenpu-clients says. Where there is no file of its, nobody wants it, and it is no source."""
-        begin, reason, found = time.monotonic(), "", None
-        try:
-            found = self._clients.read()
-        except SourceError as e:
-            reason = str(e)
-        if found is None:
-            if reason:
-                self._sources.note(CLIENTS, reason, time.monotonic() - begin)
-            return sample
-        late = sample.taken_ns > found.due_ns + CLIENTS_GRACE_NS
-        self._sources.note(
-            CLIENTS, "kubenpu-clients looks no more" if late else found.trouble, time.monotonic() - begin
-        )
-        uses = tuple(use._replace(memory={}) for use in found.uses) if late else found.uses
-        generation = 0 if late else found.generation  # what did not grow meanwhile is not known to have been nothing
-        records = {u.cgroup_id: CgroupRecord(u.cgroup_id, u.path, False, u.first_ns) for u in uses if u.cgroup_id}
-        cgroups = {**records, **sample.cgroups}
-        return replace(sample, clients=uses, client_generation=generation, cgroups=cgroups)
+    def _wants_clients(self) -> bool:
+        """Whether a driver here tells device time or memory. Nobody looks at a simulated device."""
+        devices = () if self.simulated or self._inventory is None else self._inventory.devices
+        tables = [self.visibility(device.vendor) for device in devices]
+        told = [table.get(what) for table in tables for what in ("device_time", "device_memory")]
+        return not {None, Visibility.NEVER}.issuperset(told)
 
     def view(self) -> View:
         """Reads the kernel's totals now and joins them with what is known."""

@@ -21,10 +21,12 @@ from kubenpu.exporters.web import WebServer
 from kubenpu.exporters.web_access_file import AccessFile
 from kubenpu.exporters.web_pages import node_routes
 from kubenpu.kernel.pins import Pins
+from kubenpu.service import clients as service_clients
 from kubenpu.service import daemon
 from kubenpu.service import node as service_node
 from kubenpu.service.node import Node
 from tests.fakes.certificates import Authority, Certificate
+from tests.fakes.clients_machine import Machine
 from tests.fakes.daemon_rig import FakeWatch, Rig
 from tests.fakes.fake_libbpf import FakeKernel, FakeProbe, put_in
 from tests.fakes.node_world import World
@@ -142,6 +144,14 @@ def node(world: World) -> Node:
     started = world.start()
     started.open()
     return started
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A node for kubenpu-clients."""
+    made = Machine(tmp_path)
+    monkeypatch.setattr(service_clients, "read_holders", made.list_holders)
+    return made
 
 
 @pytest.fixture

@@ -109,7 +109,12 @@ def test_a_socket_without_a_daemon_is_down(tmp_path: Path) -> None:
         ((_tells("device_time", 0),), OK, "no driver here tells it", ""),
         ((_tells("submit", 1),), OK, "no driver here tells it", ""),
         ((TELLS,), WARN, "kubenpu-clients has not run", "enable --now kubenpu-clients"),
-        ((TELLS, Row("kubenpu_source_up", {"source": "clients"}, 0)), WARN, "incomplete or late", "journalctl"),
+        (
+            (TELLS, Row("kubenpu_source_up", {"source": "clients"}, 0)),
+            WARN,
+            "incomplete, late, or never looked at",
+            "status kubenpu-clients",
+        ),
         ((TELLS, LOOKS, Row("kubenpu_host_memory_bytes", {"device": "a"}, 0)), OK, "told by 1 of 1 device", ""),
         ((TELLS, LOOKS, Row("kubenpu_memory_bytes", {"device": "b"}, 0), INFO), OK, NOT_BY_A, "README.md"),
         ((TELLS, LOOKS), OK, "told by 0 of 1 device; not by a (-)", "README.md"),

@@ -7,13 +7,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kubenpu.ledger import clients
 from kubenpu.ledger.clients import LOOKS_REMEMBERED, MAX_USES, Accounts, Seen
 from kubenpu.ledger.clients_state import dump_rest, restore
 from kubenpu.ledger.standing import Standing
-from kubenpu.model.clients import ClientUse
+from kubenpu.model.clients import COUNT_LIMIT, ClientUse
 from kubenpu.model.fdinfo import Fdinfo, Ticks
 from kubenpu.model.identity import Owner, OwnerKind
 
@@ -59,6 +61,12 @@ def test_several_clients_of_a_cgroup_add_up() -> None:
     look(accounts, seen(7, used(1, 101, {"vram0": 5})), seen(8, used(2, 12, {"vram0": 1, "gtt": 2})))
     assert render(accounts, 1) == 113
     assert shown(accounts)[1].memory == {"vram0": 6, "gtt": 2}
+
+
+def test_a_sum_that_cannot_be_is_absent() -> None:
+    accounts = Accounts()
+    look(accounts, *(seen(n, used(n, 1, {"vram0": COUNT_LIMIT - 1, "gtt": 1})) for n in (7, 8)))
+    assert shown(accounts)[1].memory == {"gtt": 2}
 
 
 def test_a_value_that_goes_back_is_waited_for() -> None:
@@ -141,53 +149,21 @@ def test_what_is_not_read_keeps_its_values() -> None:
     assert len(accounts.clients) == 1
 
 
-# ---- cycles ----
-
-
-def ticking(busy: int, clock: int, at: float, slept_ms: int = 0, reading_s: float = 0.0) -> Seen:
-    """`clock` is what the device's counter shows in the middle of a reading that takes `reading_s`."""
-    begin, end = (int((at + part * reading_s) * SECOND) for part in (-0.5, 0.5))
-    return Seen(GPU, 7, (1,), Fdinfo(1, {}, {"rcs": Ticks(busy, clock)}, {}), begin, end, slept_ms)
-
-
-def rcs(accounts: Accounts) -> int | None:
-    return accounts.uses[1, GPU].engine_ns.get("rcs")
-
-
-def test_cycles_become_time_when_the_clock_is_known() -> None:
+def test_who_ended_is_remembered_up_to_a_bound_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_REMEMBERED", 3)
     accounts = Accounts()
-    look(accounts, ticking(19, 1000, 1.0))
-    assert rcs(accounts) is None, "not known is not 0"
-    look(accounts, ticking(19 + 38, 1000 + 190, 11.0))
-    assert rcs(accounts) == 3 * SECOND, "with what was used before, at 19 cycles a second"
-    look(accounts, ticking(19 + 38 + 19, 1000 + 380, 21.0))
-    assert rcs(accounts) == 4 * SECOND
+    for n in range(5):
+        look(accounts, seen(n, used(n, 1)))
+    look(accounts)
+    assert ([key[1] for key in accounts.clients], accounts.uses[1, GPU].ended) == ([2, 3, 4], 2)
 
 
-def test_a_clock_that_stood_or_began_anew_teaches_nothing() -> None:
-    accounts = Accounts()
-    look(accounts, ticking(0, 1000, 1.0))
-    look(accounts, ticking(0, 500, 11.0))  # it was reset
-    look(accounts, ticking(19, 500 + 95, 21.0, slept_ms=5000))  # it slept for five of ten seconds
-    assert rcs(accounts) is None
-    look(accounts, ticking(19, 595 + 190, 31.0, slept_ms=5000))
-    assert rcs(accounts) == SECOND
-
-
-def test_a_reading_that_took_long_does_not_make_the_clock_faster() -> None:
-    accounts = Accounts()
-    look(accounts, ticking(0, 19_000, 1.0))
-    look(accounts, ticking(0, 19_000 + 190_000, 11.0))
-    look(accounts, ticking(0, 19_000 + 380_000, 21.0, reading_s=4.0))
-    look(accounts, ticking(19_000, 19_000 + 570_000, 31.0))
-    assert rcs(accounts) == SECOND
-
-
-def test_readings_close_together_teach_nothing() -> None:
-    accounts = Accounts()
-    look(accounts, ticking(0, 1000, 1.0))
-    look(accounts, ticking(19, 1001, 1.5))
-    assert rcs(accounts) is None
+def test_a_long_path_has_no_series() -> None:
+    accounts, paths = Accounts(), {1: "/" + "x" * 1023, 2: "/" + "x" * 1022 + "\udcff", 3: "/" + "x" * 1022 + "ü"}
+    for n in paths:
+        accounts.look([seen(n, used(n, 1), n)], paths, 5)
+    assert sorted(cgroup_id for cgroup_id, _ in accounts.uses) == [0, 1, 2]
+    assert render(accounts, 0) == 1
 
 
 def test_a_driver_with_both_is_believed_in_nanoseconds() -> None:
@@ -257,7 +233,7 @@ class Truth:
 STEP = st.lists(
     st.tuples(
         st.integers(0, 3),  # which client
-        st.integers(-5, 50),  # grows by; may go back for a while
+        st.integers(0, 50),  # grows by
         st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True),  # who holds it
         st.sampled_from(["seen", "seen", "asleep", "gone", "reopened"]),
     ),

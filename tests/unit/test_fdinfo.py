@@ -135,7 +135,7 @@ ETNAVIV = text("etnaviv", 5, "drm-total-memory:\t4 MiB", "drm-resident-memory:\t
     [
         pytest.param(
             I915_61,
-            Fdinfo(4, {"render": 9288864723, "copy": 2035071108, "video": 0, "video-enhance": 0}, {}, {}),
+            Fdinfo(4, {"render": 9288864723, "copy": 2035071108, "video": 0, "video-enhance": 0}, {}, {}, {"video": 2}),
             id="i915-6.1",
         ),
         pytest.param(
@@ -150,6 +150,7 @@ ETNAVIV = text("etnaviv", 5, "drm-total-memory:\t4 MiB", "drm-resident-memory:\t
                 {},
                 {"bcs": Ticks(771200, 99120045112), "ccs": Ticks(45010077000, 99120045112)},
                 {"system": 0, "vram0": 1040 * MIB},
+                {"ccs": 4},
             ),
             id="xe",
         ),
@@ -157,11 +158,21 @@ ETNAVIV = text("etnaviv", 5, "drm-total-memory:\t4 MiB", "drm-resident-memory:\t
         pytest.param(AMDGPU_61, Fdinfo(33, {}, {}, {"vram": 2048 * KIB, "gtt": 64 * KIB}), id="amdgpu-6.1"),
         pytest.param(
             AMDGPU_612,
-            Fdinfo(33, {"gfx": 55123000111, "dec": 111}, {}, {"vram": 884736 * KIB, "gtt": 4096 * KIB, "cpu": 0}),
+            Fdinfo(
+                33,
+                {"gfx": 55123000111, "dec": 111},
+                {},
+                {"vram": 884736 * KIB, "gtt": 4096 * KIB, "cpu": 0},
+                {"gfx": 64, "dec": 64},
+            ),
             id="amdgpu-6.12",
         ),
         pytest.param(AMDGPU_73, Fdinfo(41, {}, {}, {"vram": 62460 * MIB, "doorbell": 8 * KIB}), id="amdgpu-7.3-rocm"),
-        pytest.param(PANFROST, Fdinfo(2, {"fragment": 1846584880}, {}, {"memory": 290 * MIB}), id="panfrost"),
+        pytest.param(
+            PANFROST,
+            Fdinfo(2, {"fragment": 1846584880}, {}, {"memory": 290 * MIB}, {"fragment": 2}),
+            id="panfrost",
+        ),
         pytest.param(PANTHOR_OFF, Fdinfo(12, {}, {}, {"memory": 20 * MIB}), id="panthor-profiling-off"),
         pytest.param(V3D, Fdinfo(3, {"bin": 120034000, "csd": 0}, {}, {"memory": 33 * MIB}), id="v3d"),
         pytest.param(MSM, Fdinfo(6, {"gpu": 77000111222}, {}, {}), id="msm"),
@@ -210,6 +221,34 @@ def test_what_is_no_client(given_text: str) -> None:
 )
 def test_lines_that_do_not_keep_their_promise(line: str) -> None:
     assert parse_fdinfo(text("i915", 4, line), INO) == Fdinfo(4, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("drm-engine-render:\t9223372036854775808 ns",),
+        ("drm-engine-render:\t99999999999999999999 ns",),
+        ("drm-engine-render:\t9223372036854775807 ns", "drm-engine-render:\t1 ns"),
+        ("drm-cycles-rcs:\t1", "drm-total-cycles-rcs:\t9223372036854775808"),
+        ("drm-resident-vram:\t18446744073709547520",),
+        ("drm-resident-vram:\t18014398509481980 KiB",),
+    ],
+)
+def test_numbers_that_cannot_be_are_absent_and_said(lines: tuple[str, ...]) -> None:
+    assert parse_fdinfo(text("i915", 4, *lines), INO) == Fdinfo(4, {}, {}, {}, absurd=1)
+
+
+def test_largest_number_and_largest_identity() -> None:
+    largest = (1 << 63) - 1
+    found = parse_fdinfo(text("i915", largest, f"drm-engine-render:\t{largest} ns"), INO)
+    assert found == Fdinfo(largest, {"render": largest}, {}, {})
+    assert parse_fdinfo(text("i915", largest + 1), INO) is None
+
+
+@pytest.mark.parametrize(("capacity", "engines"), [("0", {}), ("1", {}), ("7 ns", {}), ("99999", {"render": 1024})])
+def test_a_capacity_that_cannot_be(capacity: str, engines: dict[str, int]) -> None:
+    found = parse_fdinfo(text("i915", 4, f"drm-engine-capacity-render:\t{capacity}"), INO)
+    assert found == Fdinfo(4, {}, {}, {}, engines)
 
 
 def test_the_first_identity_counts() -> None:

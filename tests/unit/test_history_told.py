@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kubenpu.history.growth import WATCHED_MS, Interval, plan_times
 from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import MEASURES, Told, read_snapshot
+from kubenpu.model.clients import COUNT_LIMIT
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.usage import (
     BY_ACTIVITY_MS,
@@ -279,6 +280,19 @@ def test_memory_of_a_long_interval_is_not_known(rig: Rig) -> None:
     assert rig.times(MEMORY_KIB_S) == before
 
 
+def test_memory_that_cannot_be_is_not_known_and_stops_nothing(rig: Rig) -> None:
+    rig.step()
+    before = rig.times(MEMORY_KIB_S)
+    tell(rig, 7)
+    rig.told_devices[GPU] = rig.told_devices[GPU]._replace(memory_bytes=COUNT_LIMIT)
+    rig.step()
+    assert rig.times(MEMORY_KIB_S) == {**before, "web-0": 60 << 20}
+    rig.told[WEB, GPU] = rig.told[WEB, GPU]._replace(memory_bytes=1 << 90)
+    rig.step()
+    assert rig.times(MEMORY_KIB_S) == {**before, "web-0": 60 << 20}
+    assert seconds(rig) == {"device": 7, "web-0": 7}
+
+
 def test_who_tells_nothing_has_no_amount(rig: Rig) -> None:
     rig.told_devices[GPU] = Told(None, GIB, 0)
     rig.told[SSH, GPU] = Told(None, GIB, 1)
@@ -305,12 +319,12 @@ def test_of_a_view() -> None:
     again = replace(POD, container_id="c2")
     clients = (
         ClientUsage(POD, IGPU, (("render", 7), ("copy", 1)), (("system0", 4096),), 0, 30),
-        ClientUsage(again, IGPU, (("render", 5),), (), 0, 20),
+        ClientUsage(again, IGPU, (("render", 5000),), (), 0, 20, earlier_ns=4995),
         ClientUsage(HOST, NPU, (), (("memory", 10),), 0, 40),
         ClientUsage(LOST, IGPU, (("render", 100),), (("system0", 1),), 0, 50),
         ClientUsage(Owner(OwnerKind.HOST, unit="x"), "a device without counts", (("e", 1),), (), 0, 1),
     )
-    totals = (ClientTotals(IGPU, (("render", 200), ("copy", 1)), 3), ClientTotals(NPU, (), 0))
+    totals = (ClientTotals(IGPU, (("render", 5200), ("copy", 1)), 3, earlier_ns=5000), ClientTotals(NPU, (), 0))
     view = replace(VIEW, epoch="boot/1", clients=clients, client_totals=totals, client_generation=9)
     snapshot = read_snapshot(view, 0, lambda _vendor: {})
     assert snapshot is not None

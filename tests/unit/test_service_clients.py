@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubenpu-clients around one look: a procfs, a sysfs and a cgroup tree made of files, holders that a test names."""
+"""kubenpu-clients around one look: what it reads, writes and says, and how it ends."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -11,112 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import sdnotify
 
-from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
-from kubenpu.kernel.pins import Pins
-from kubenpu.ledger.clients_file import NAME, read_clients
+from kubenpu.ledger.clients_file import NAME
 from kubenpu.ledger.names import NAMES_NAME, write_names
 from kubenpu.ledger.standing import Standing
-from kubenpu.model.clients import ClientSample
 from kubenpu.model.errors import SourceError
-from kubenpu.model.fdinfo import Holder
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.service import clients
-from kubenpu.service.clients import ALIVE_SECONDS, MAX_CLIENTS_OF_CGROUP, MAX_HOLDERS, Clients
-from tests.fakes.sim_plan import SimDevice, SimNode
-from tests.fakes.sim_sysfs import write_sysfs
-
-GPU, NPU = "0000:03:00.0", "0000:00:0b.0"
-DEVICES = (
-    SimDevice(GPU, "amdgpu", "1002:7550", 0, (SimNode("card1", 226, 1), SimNode("renderD128", 226, 128))),
-    SimDevice(NPU, "intel_vpu", "8086:7D1D", 0, (SimNode("accel0", 261, 0),)),
-)
-RENDER, ACCEL = (226, 128), (261, 0)
-BOOT_ID = "b0b0"
-INO = 12
-
-
-@dataclass
-class Machine:
-    """`holders` is what the kernel lists."""
-
-    place: Path
-    holders: list[Holder] = field(default_factory=list)
-    trouble: SourceError | None = None
-    asked: int = 0
-
-    def __post_init__(self) -> None:
-        self.proc, self.mount, self.run = self.place / "proc", self.place / "cgroup", self.place / "run"
-        (self.proc / "sys/kernel/random").mkdir(parents=True)
-        (self.proc / "sys/kernel/random/boot_id").write_text(f"{BOOT_ID}\n")
-        self.mount.mkdir()
-        self.run.mkdir()
-        write_sysfs(self.place / "sys", DEVICES)
-        self.set_power(GPU, "active")
-
-    def settings(self) -> Settings:
-        config = self.place / "kubenpu.toml"
-        names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
-        config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
-        return read_settings(parse_daemon_arguments(["--config.file", str(config)]))
-
-    def list_holders(self, pins: Pins) -> Iterator[Holder]:
-        assert pins.directory == self.place / "pins"
-        self.asked += 1
-        if self.trouble is not None:
-            raise self.trouble
-        yield from self.holders
-
-    def set_power(self, address: str, status: str) -> None:
-        power = self.place / "sys/devices/pci0000:00" / address / "power"
-        power.mkdir(exist_ok=True)
-        (power / "runtime_status").write_text(f"{status}\n")
-        (power / "runtime_suspended_time").write_text("17\n")
-
-    def cgroup(self, path: str) -> int:
-        directory = self.mount / path[1:]
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory.stat().st_ino
-
-    def hold(self, pid: int, path: str, file: int, node: tuple[int, int] = RENDER, fd: int = 3) -> Holder:
-        holder = Holder(file, self.cgroup(path), pid, INO, *node, pid, pid, fd)
-        task = self.proc / f"{pid}/task/{pid}"
-        (task / "fdinfo").mkdir(parents=True, exist_ok=True)
-        (task / "cgroup").write_bytes(b"1:name=x:/old\n0::" + os.fsencode(path) + b"\n")
-        self.holders.append(holder)
-        return holder
-
-    def tell(self, holder: Holder, client_id: int, gfx: int, vram_kib: int = 0) -> None:
-        self.fdinfo(holder).write_text(
-            f"pos:\t0\nino:\t{INO}\ndrm-driver:\tamdgpu\ndrm-client-id:\t{client_id}\n"
-            f"drm-engine-gfx:\t{gfx} ns\ndrm-memory-vram:\t{vram_kib} KiB\n"
-        )
-
-    def fdinfo(self, holder: Holder) -> Path:
-        return self.proc / f"{holder.tgid}/task/{holder.pid}/fdinfo/{holder.fd}"
-
-    def start(self) -> Clients:
-        return Clients(self.settings(), self.mount, self.proc)
-
-    def sample(self) -> ClientSample:
-        found = read_clients(self.run / NAME, BOOT_ID)
-        assert found is not None
-        return found
-
-    def gfx(self) -> dict[str, int | None]:
-        return {use.path: use.engine_ns.get("gfx") for use in self.sample().uses}
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine(tmp_path)
-    monkeypatch.setattr(clients, "read_holders", made.list_holders)
-    return made
+from kubenpu.service.clients import ALIVE_SECONDS, MAX_HOLDERS
+from tests.fakes.clients_machine import ACCEL, BOOT_ID, GPU, INO, Machine
 
 
 def test_a_look_ends_in_the_file(machine: Machine) -> None:
@@ -232,73 +138,16 @@ def test_refused_fdinfo_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatc
     assert running.trouble == "permission denied for the fdinfo of 1 clients, which needs CAP_SYS_PTRACE"
 
 
-def test_who_opens_a_device_often_hides_nobody(machine: Machine) -> None:
-    for n in range(MAX_CLIENTS_OF_CGROUP + 5):
-        machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)
-    machine.tell(machine.hold(11, "/pod/modest", 1), 5, 7)
+def test_a_number_that_cannot_be_is_left_out_and_said(machine: Machine) -> None:
+    holder = machine.hold(10, "/pod/a", 1)
+    machine.tell(holder, 5, 99999999999999999999, vram_kib=4)
     running = machine.start()
     running.step()
-    assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}
-    assert running.trouble == "5 clients are not looked at: too many of one cgroup, or of all"
-    machine.holders.reverse()
-    running.step()
-    assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}, "the same ones as before"
-
-
-# ---- restarts ----
-
-
-def test_a_restart_neither_loses_nor_counts_twice(machine: Machine) -> None:
-    holder = machine.hold(10, "/pod/a", 1)
+    assert [(use.engine_ns, use.memory) for use in machine.sample().uses] == [({}, {"vram": 4096})]
+    assert running.trouble == "1 numbers of drivers are left out, as nothing can have so much"
     machine.tell(holder, 5, 1000)
-    machine.start().step()
-    generation = machine.sample().generation
-    machine.tell(holder, 5, 1700)
-    machine.start().step()
-    assert (machine.gfx(), machine.sample().generation) == ({"/pod/a": 1700}, generation)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]\n", '{"format": 1}\n', "@\n", None],
-)
-def test_a_file_that_is_no_use_is_begun_anew(
-    machine: Machine, content: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
-    machine.start().step()
-    before = machine.sample().generation
-    file = machine.run / NAME
-    if content is None:  # cut off before the last line
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    else:
-        file.write_text(content)
-    machine.start().step()
-    assert "totals begin anew" in caplog.text
-    assert machine.gfx() == {"/pod/a": 1000}
-    assert machine.sample().generation != before
-
-
-@pytest.mark.parametrize("rest", [[], {"clients": [[1]], "clocks": [], "dead_since": [None]}, {}])
-def test_a_rest_that_is_no_use(machine: Machine, rest: object, caplog: pytest.LogCaptureFixture) -> None:
-    machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
-    machine.start().step()
-    file = machine.run / NAME
-    file.write_text("".join([*file.read_text().splitlines(keepends=True)[:-1], json.dumps(rest), "\n"]))
-    machine.start().step()
-    assert "totals begin anew" in caplog.text
-    assert machine.gfx() == {"/pod/a": 1000}
-
-
-def test_totals_of_another_boot_are_not_taken(machine: Machine) -> None:
-    machine.tell(machine.hold(10, "/pod/a", 1), 5, 1000)
-    machine.start().step()
-    (machine.proc / "sys/kernel/random/boot_id").write_text("another\n")
-    machine.holders.clear()
-    machine.start().step()
-    found = read_clients(machine.run / NAME, "another")
-    assert found is not None
-    assert found.uses == ()
+    running.step()
+    assert (machine.gfx(), running.trouble) == ({"/pod/a": 1000}, "")
 
 
 def test_a_disk_that_is_full_is_trouble(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +192,7 @@ def test_it_looks_once_more_at_its_end(machine: Machine, monkeypatch: pytest.Mon
     stop.set()
     clients.run(machine.start(), 600, stop)
     assert machine.asked == 2
-    assert told == ["READY=1", "STATUS=0 clients of 2 devices", "STOPPING=1"]
+    assert told == ["READY=1", "WATCHDOG=1", "STATUS=0 clients of 2 devices", "STOPPING=1"]
 
 
 def test_a_path_that_is_no_text_survives(machine: Machine) -> None:

@@ -13,12 +13,9 @@ from kubenpu.kernel.pins import Pins
 from kubenpu.ledger.clients import LOOKS_REMEMBERED
 from kubenpu.model.fdinfo import Holder
 from kubenpu.service import timed
+from tests.fakes.clients_machine import ACCEL, DEVICES, INO, Machine
 from tests.fakes.sim_plan import SimDevice, SimNode
 from tests.fakes.sim_sysfs import write_sysfs
-from tests.unit import test_service_clients
-from tests.unit.test_service_clients import ACCEL, DEVICES, INO, Machine
-
-machine = test_service_clients.machine
 
 LIMA, LIMA_NODE = "ff400000.gpu", (226, 130)
 JOBS: Times = {77: {"gp": 300, "pp": 4000}}

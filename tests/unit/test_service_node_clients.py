@@ -11,12 +11,15 @@ import pytest
 from kubenpu.ledger.clients_file import NAME, LatestClients, read_clients
 from kubenpu.ledger.clients_state import write_clients
 from kubenpu.ledger.names import NAMES_NAME
-from kubenpu.model.clients import ClientSample, ClientUse
+from kubenpu.model.clients import COUNT_LIMIT, ClientSample, ClientUse
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.view import ClientTotals, ClientUsage
-from kubenpu.service.node import CLIENTS_GRACE_NS, Node
+from kubenpu.service.client_source import BOOT_NS, GRACE_NS
+from kubenpu.service.node import SIMULATED_MARK, Node
 from tests.fakes.node_world import CLAIM, CONFIRMED, POD, POD_PATH, World, source
+from tests.fakes.sim_plan import SimDevice, SimNode
+from tests.fakes.sim_sysfs import write_sysfs
 
 GPU = "0000:03:00.0"
 DUE_NS = 10**9
@@ -81,6 +84,23 @@ def test_two_cgroups_of_one_owner_and_those_of_nobody(world: World, node: Node) 
     assert view.client_totals == (ClientTotals(GPU, (("gfx", 110), ("dma", 1)), 3),)
 
 
+def test_a_sum_that_cannot_be_is_absent(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
+    write(node, world, *(use(cgroup, path, vram=COUNT_LIMIT - 1) for cgroup, path in cgroups.items()))
+    node.resolve()
+    assert [(c.engine_ns, c.memory) for c in node.view().clients] == [((("gfx", 14),), ())]
+
+
+def test_what_was_used_before_anybody_looked_goes_with_the_rest(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
+    write(node, world, *(use(cgroup, path)._replace(earlier_ns=3) for cgroup, path in cgroups.items()))
+    node.resolve()
+    view = node.view()
+    assert [client.earlier_ns for client in view.clients] == [total.earlier_ns for total in view.client_totals] == [6]
+
+
 def test_a_use_keeps_the_name_of_its_dead_pod(world: World, node: Node) -> None:
     """Longer than a standing that nothing needs."""
     cgroup = world.cgroup()
@@ -99,21 +119,47 @@ def test_a_use_keeps_the_name_of_its_dead_pod(world: World, node: Node) -> None:
 
 
 def test_without_a_file_there_is_no_source(world: World, node: Node) -> None:
+    world.store.taken_ns = BOOT_NS + 1
     assert [s.source for s in node.view().sources if s.source == "clients"] == []
     write(node, world)
+    world.store.taken_ns = 0
     assert source(node, "clients") == (True, "")
 
 
-def test_whoever_looks_no_more_has_no_memory_to_tell_of(world: World, node: Node) -> None:
-    write(node, world, use(world.cgroup()))
-    node.view()
-    world.store.taken_ns = DUE_NS + CLIENTS_GRACE_NS
+@pytest.mark.parametrize(("driver", "told"), [("i915", True), ("v3d", True), ("nouveau", False), ("unheard-of", False)])
+def test_who_never_looked_is_missed_where_a_driver_tells_something(world: World, driver: str, told: bool) -> None:
+    write_sysfs(world.settings.sysfs, [SimDevice(GPU, driver, "8086:5917", 0, (SimNode("card0", 226, 0),))])
+    (world.settings.sysfs / SIMULATED_MARK).unlink()
+    node = world.start()
+    node.rescan_devices()
+    node.open()
+    world.store.taken_ns = BOOT_NS
+    assert [s.source for s in node.view().sources if s.source == "clients"] == [], "it may come yet"
+    world.store.taken_ns += 1
+    found = [(s.up, s.reason.partition(".")[0]) for s in node.view().sources if s.source == "clients"]
+    assert found == ([(False, "kubenpu-clients has not run since boot")] if told else [])
+
+
+def test_whoever_looks_no_more_has_nothing_to_tell_of(world: World, node: Node) -> None:
+    """A total that stands still would say idle. Names are kept meanwhile."""
+    cgroup = world.cgroup()
+    world.resolver.answer = lambda _path: CONFIRMED
+    write(node, world, use(cgroup))
+    node.resolve()
+    (world.mount / POD_PATH[1:]).rmdir()
+    world.store.taken_ns = DUE_NS + GRACE_NS
     assert source(node, "clients") == (True, "")
+    shown = node.view()
     world.store.taken_ns += 1
     assert source(node, "clients") == (False, "kubenpu-clients looks no more")
-    (client,) = node.view().clients
-    assert (client.engine_ns, client.memory) == ((("gfx", 7),), ())
-    assert node.view().client_generation == 0  # so that the history does not store that nothing was used
+    view = node.view()
+    assert (view.clients, view.client_totals) == ((), ())
+    assert view.client_generation == 0  # so that the history does not store that nothing was used
+    for _ in range(3):
+        node.tidy()
+    world.store.taken_ns -= 1
+    assert (node.view().clients, node.view().client_totals) == (shown.clients, shown.client_totals)
+    assert [client.owner for client in shown.clients] == [POD]
 
 
 def test_its_trouble_is_the_sources(world: World, node: Node) -> None:
@@ -122,7 +168,7 @@ def test_its_trouble_is_the_sources(world: World, node: Node) -> None:
     assert len(node.view().clients) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format":1}', "[]", "\x80", '{"format":1,"boot_id":"B","uses":-1}'])
+@pytest.mark.parametrize("content", ["", "{", '{"format":2}', "[]", "\x80", '{"format":2,"boot_id":"B","uses":-1}'])
 def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> None:
     text = content.replace("B", node._boot_id)
     (world.settings.run_directory / NAME).write_bytes(text.encode("latin-1"))
@@ -137,10 +183,11 @@ def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> N
     "line",
     [
         b"[1, 2, 3]",
-        b'["1", "/", "gpu", 0, {}, {}, 0]',
-        b'[1, "/", "gpu", 0, {"gfx": -1}, {}, 0]',
-        b'[1, "/", "gpu", 0, [], {}, 0]',
-        b'[1, "/", "gpu", 0, {}, {}]',
+        b'["1", "/", "gpu", 0, {}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {"gfx": -1}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {"gfx": 9223372036854775808}, {}, 0, 0]',
+        b'[1, "/", "gpu", 0, [], {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {}, {}, 0]',
         b"[" * 100_000,
     ],
 )

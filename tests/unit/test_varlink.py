@@ -306,3 +306,13 @@ def test_hostile_names_are_text(name: str) -> None:
         check(method, reply)
         json.dumps(reply, ensure_ascii=False).encode()  # no half of a surrogate pair
     assert ask("GetCounters", view=view)["counters"][0]["pod"].isprintable()
+
+
+def test_an_answer_that_cannot_be_written_is_an_error_for_its_caller(caplog: pytest.LogCaptureFixture) -> None:
+    device = replace(VIEW.devices[0], numa_node=object())  # type: ignore[arg-type]
+    of = answers(replace(VIEW, devices=(device,)))
+    (reply,) = replies(encoded("ListDevices"), of)
+    assert reply["error"] == api.FAILED
+    assert "ListDevices cannot be answered" in caplog.text
+    (reply,) = replies(encoded("GetInfo"), of)
+    assert reply["parameters"]["version"] == VIEW.version

@@ -2,9 +2,10 @@
 """Plain containers by their id: name and image, from what docker, podman and nerdctl keep on disk.
 
 Owns a bounded memory of what was found. Its data are state files that belong to root, as large as an operator's file
-may be, read anew for every id not known yet; where they are is asked of the engines' own settings. Refuses to ask a
-daemon (podman's blocks while it creates a container), to open what is no regular file, and to keep anything else of the
-files: there are passwords in them. Containers of other users are not found: nobody but they may read their state.
+may be, read anew for every id not known yet; where they are is asked of the engines' own settings. Refuses to ask an
+engine (podman's blocks while it creates a container) but for the images of nerdctl, which only containerd has; to open
+what is no regular file, and to keep anything else of the files: there are passwords in them. Containers of other users
+are not found: nobody but they may read their state.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ NAMES_MAX = 4096
 _DOCKER_DATA = ("/var/lib/docker", "/var/snap/docker/common/var-lib-docker")
 _PODMAN_DATA = ("/var/lib/containers/storage", "/run/containers/storage")
 _NERDCTL_DATA = ("/var/lib/nerdctl",)
+_NERDCTL_SETTINGS = ("/etc/nerdctl/nerdctl.toml",)
+_CONTAINERD = "/run/containerd/containerd.sock"
 _PODMAN_SETTINGS = ("/etc/containers/storage.conf", "/usr/share/containers/storage.conf")
 
 
@@ -131,14 +134,22 @@ def _podman_image(entry: Mapping[str, object]) -> str:
 
 
 def _find_nerdctl(root: Path, container_id: str) -> tuple[str, str] | None:
-    """A name is a file with the id in it. Images are known to containerd only."""
+    """A name is a file with the id in it, in a directory named as containerd's namespace."""
     wanted = container_id.encode()
-    for data in _places(root, _setting(root, ("/etc/nerdctl/nerdctl.toml",), "data_root"), _NERDCTL_DATA):
+    for data in _places(root, _setting(root, _NERDCTL_SETTINGS, "data_root"), _NERDCTL_DATA):
         for path in islice(_glob(data, "*/names/*/*"), NAMES_MAX):
             content = _read(path)
             if content is not None and content.strip() == wanted:
-                return path.name, ""
+                return path.name, _nerdctl_image(root, path.parent.name, container_id)
     return None
+
+
+def _nerdctl_image(root: Path, namespace: str, container_id: str) -> str:
+    from kubenpu.identity.containerd import image_of  # noqa: PLC0415 - hardly any node needs it
+
+    address = _setting(root, _NERDCTL_SETTINGS, "address").removeprefix("unix://") or _CONTAINERD
+    socket = root / address.lstrip("/")
+    return image_of(socket, namespace, container_id) if socket.is_socket() else ""
 
 
 _ENGINES = (

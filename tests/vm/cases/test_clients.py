@@ -31,6 +31,7 @@ from tests.vm.guest.service import CLIENTS, PROBE
 pytestmark = pytest.mark.usefixtures("counting")
 
 BUSY = ["--do", "0x69:1", "--seconds", "600"]
+TIME, MEMORY_KIB = "kubenpu_engine_seconds_total", 16_384
 UNIT = "time-farm.service"
 JOBS = ("jobs-one.service", "jobs-two.service")
 NPU, RING = "rknn", "rocket.0"
@@ -60,15 +61,16 @@ def device() -> Iterator[FakeDevice]:
         yield found
 
 
+def read_fdinfo(pid: int, node: str) -> str:
+    """What the driver says of all that a process has opened there."""
+    links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if str(link.readlink()) == node]
+    return "".join(Path(f"/proc/{pid}/fdinfo/{link.name}").read_text() for link in links)
+
+
 def told_ns(pids: Sequence[int], node: str) -> int:
     """What the driver says that these processes used."""
-    total = 0
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if str(link.readlink()) == node:
-                text = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text()
-                total += int(re.findall(r"^drm-engine-render:\s+(\d+) ns$", text, re.M)[0])
-    return total
+    found = (re.findall(r"^drm-engine-render:\s+(\d+) ns$", read_fdinfo(pid, node), re.M) for pid in pids)
+    return sum(int(ns) for each in found for ns in each)
 
 
 @contextmanager
@@ -154,6 +156,39 @@ def test_time_of_two_pods_and_of_a_unit(runtime: Runtime, device: FakeDevice) ->
             service.kill_daemon()
             assert_told(device, pids)
             assert service.value("kubenpu_source_up", source="clients") == 1
+
+
+@pytest.fixture
+def xe() -> Iterator[FakeDevice]:
+    """One that tells cycles and memory."""
+    with fake.loaded(drm=["xe"], engine=["rcs"], cycle_mhz=["19"], memory_kib=[str(MEMORY_KIB)]):
+        fake.set_parameter("slow_ms", 5)
+        fake.set_parameter("slow_nr", 0x69)
+        found = next(one for one in fake.devices() if one.driver == "xe")
+        fake.wait_until_known(found.address)
+        yield found
+
+
+@pytest.mark.guests("trixie73")
+def test_cycles_and_memory_of_a_pod(runtime: Runtime, xe: FakeDevice) -> None:
+    """What was used before the speed of the clock was known counts, too; time is right to 2 %, memory to the byte."""
+    node, where = xe.nodes[-1], {"device": xe.address, "pod": "cycles", "namespace": "time", "container": "main"}
+    with pods.pod(runtime, "cycles", namespace="time") as pod:
+        (pid,) = pod.run("main", ["--node", node, *BUSY], devices=[node]).pids()
+        wait.until("its time", lambda: shown_ns(service.rows(), TIME, engine="rcs", **where), 60)
+        with standing_still([pid]):
+            cycles = sum(map(int, re.findall(r"^drm-cycles-rcs:\s+(\d+)$", read_fdinfo(pid, node), re.M)))
+            told = cycles * 1000 / 19
+            wait.until(
+                f"{told}",
+                lambda: abs(told - (shown_ns(service.rows(), TIME, engine="rcs", **where) or 0)) < 0.02 * told,
+                60,
+            )
+        assert told > 1e9
+        (memory,) = (
+            row for row in service.rows() if row.name == "kubenpu_memory_bytes" and where.items() <= row.labels.items()
+        )
+        assert (memory.labels["region"], memory.value) == ("vram0", MEMORY_KIB * 1024)
 
 
 # ---- a driver that tells none ----

@@ -10,6 +10,8 @@
  *                           a character device; MAJOR 0: any; CLASS as NODE without one; CLASS -: nothing in sysfs
  *   gpu=MINOR@ADDRESS       /proc/driver/nvidia/gpus/ADDRESS/information, as NVIDIA's driver shows it
  *   slow_nr, slow_ms, err_nr, err_no, engine: below, also in /sys/module/fakeaccel/parameters
+ *   cycle_mhz               fdinfo tells cycles of a clock of this speed in place of nanoseconds, as xe's
+ *   memory_kib              and that each client has so much memory in vram0, and twice that in all
  *
  * Every driver call (nr 0x40 to 0x9f of DRM, all of a character device) answers 0, whatever its argument: one of them
  * can be slow and one can fail. Accel devices need 6.2 and CONFIG_DRM_ACCEL. Unloading takes everything away again.
@@ -56,6 +58,9 @@ module_param(slow_nr, int, 0644);
 module_param(slow_ms, int, 0644);
 module_param(err_nr, int, 0644);
 module_param(err_no, int, 0644);
+static uint cycle_mhz, memory_kib;
+module_param(cycle_mhz, uint, 0644);
+module_param(memory_kib, uint, 0644);
 
 /* What every call does, whatever kind of node it came through. */
 static int answer(int nr, u64 *busy_ns)
@@ -173,13 +178,28 @@ static void fake_postclose(struct drm_device *device, struct drm_file *file)
 ALL_NRS(HANDLER)
 static const struct drm_ioctl_desc ioctls[DRIVER_NRS] = { ALL_NRS(ENTRY) };
 
+static void print_use(struct drm_printer *out, struct client *client)
+{
+	u64 mhz = READ_ONCE(cycle_mhz), kib = READ_ONCE(memory_kib);
+
+	for (int i = 0; i < engine_count; i++) {
+		u64 busy_ns = i ? 0 : client->busy_ns;
+
+		if (!mhz) {
+			drm_printf(out, "drm-engine-%s:\t%llu ns\n", engine[i], busy_ns);
+			continue;
+		}
+		drm_printf(out, "drm-cycles-%s:\t%llu\n", engine[i], busy_ns * mhz / 1000);
+		drm_printf(out, "drm-total-cycles-%s:\t%llu\n", engine[i], ktime_get_boottime_ns() * mhz / 1000);
+	}
+	if (kib)
+		drm_printf(out, "drm-total-vram0:\t%llu KiB\ndrm-resident-vram0:\t%llu KiB\n", 2 * kib, kib);
+}
+
 #if SINCE(6, 5)
 static void fake_fdinfo(struct drm_printer *out, struct drm_file *file)
 {
-	struct client *client = file->driver_priv;
-
-	for (int i = 0; i < engine_count; i++)
-		drm_printf(out, "drm-engine-%s:\t%llu ns\n", engine[i], i ? 0ULL : client->busy_ns);
+	print_use(out, file->driver_priv);
 }
 #define FDINFO drm_show_fdinfo
 #else
@@ -187,10 +207,10 @@ static void fake_fdinfo(struct seq_file *out, struct file *opened)
 {
 	struct drm_file *file = opened->private_data;
 	struct client *client = file->driver_priv;
+	struct drm_printer printer = drm_seq_file_printer(out);
 
 	seq_printf(out, "drm-driver:\t%s\ndrm-client-id:\t%d\n", file->minor->dev->driver->name, client->id);
-	for (int i = 0; i < engine_count; i++)
-		seq_printf(out, "drm-engine-%s:\t%llu ns\n", engine[i], i ? 0ULL : client->busy_ns);
+	print_use(&printer, client);
 }
 #define FDINFO fake_fdinfo
 #endif

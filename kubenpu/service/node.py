@@ -289,9 +289,10 @@ class Node:
     def _forget(self, store: CounterStore) -> None:
         """Only who was to go at the last look, too: the kernel writes a cgroup's record before its first cell."""
         unowned = store.recorded_cgroups() - {c.cgroup_id for c in store.read().cells}
-        lost = {cgroup_id for cgroup_id in unowned if not self._has_path(store.read_cgroup(cgroup_id))}
-        store.forget_cgroups(lost & self._unowned)
-        self._unowned = lost - self._unowned
+        known = unowned & self._unowned
+        lost = known | {cgroup_id for cgroup_id in unowned - known if not self._has_path(store.read_cgroup(cgroup_id))}
+        store.forget_cgroups(known)
+        self._unowned = lost - known
 
     def _has_path(self, record: CgroupRecord | None) -> bool:
         return record is not None and not record.truncated and alive(self._mount, record.path, record.cgroup_id)

@@ -77,18 +77,20 @@ def test_what_is_wrong_at_the_start_is_failed_at_once(flags: str, code: int, sai
 
 @pytest.mark.guests("bookworm", "trixie73")  # with fentry and without
 def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) -> None:
-    """`systemctl reload kubenpu-probe` loads an object anew and swaps the code behind the attached hook."""
+    """`systemctl reload kubenpu-probe` loads an object anew and swaps the code behind the attached hook.
+
+    Which that is, is not looked at meanwhile: it would be a system call on a map, beside which kprobes may be skipped.
+    """
+    before = attached_body()
     with pods.pod(runtime, "handover") as pod:
         script = "getparam:50,resource_create:5,virtio_wait:5,bad_close:3"
         args = ["--node", virtio.render, "--do", script, "--threads", "8", "--seconds", "600"]
         flood = pod.run("flood", args, devices=[virtio.render])
         service.wait_for_owner(pod="handover", container="flood")
-        programs = {attached_body()}
         for _ in range(4):
             service.systemctl("reload", service.PROBE)
-            programs.add(attached_body())
         assert flood.stop() == 0
-        assert len(programs) == 5, "each reload installs another program"
+        assert attached_body() != before
         service.assert_exact(flood.tally(), VIRTIO_KINDS, virtio.address, pod="handover", container="flood")
     service.assert_conserved()
 

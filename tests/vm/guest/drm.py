@@ -61,7 +61,7 @@ def unload(address: str) -> None:
         subprocess.run(["modprobe", "-r", "virtio_gpu"], check=True)
     for _ in range(5):
         names = [line.split()[0] for line in Path("/proc/modules").read_text().splitlines()]
-        for name in (n for n in names if n.startswith("drm")):
+        for name in (n for n in names if n.startswith("drm") or n == "gpu_sched"):
             subprocess.run(["rmmod", name], check=False, capture_output=True)
     assert not Path("/sys/module/drm").exists(), Path("/proc/modules").read_text()
 

@@ -76,23 +76,42 @@ def test_what_is_wrong_at_the_start_is_failed_at_once(flags: str, code: int, sai
 
 
 @pytest.mark.guests("bookworm", "trixie73")  # with fentry and without
+@pytest.mark.deadline(400)
 def test_replacing_the_object_under_load(runtime: Runtime, virtio: DrmDevice) -> None:
     """`systemctl reload kubenpu-probe` loads an object anew and swaps the code behind the attached hook.
 
-    Which that is, is not looked at meanwhile: it would be a system call on a map, beside which kprobes may be skipped.
+    kprobes may be skipped beside a system call on a map that is preempted: that is declared then, and not the rule.
     """
-    before = attached_body()
-    with pods.pod(runtime, "handover") as pod:
+    for attempt in range(3):
+        if replaced_exactly(runtime, virtio, f"handover-{attempt}"):
+            break
+        assert service.BEST_MECHANISM != "fentry"
+        service.probe("unload")
+        service.probe("load")
+    else:
+        raise AssertionError("calls were skipped three times")
+    service.assert_conserved()
+
+
+def replaced_exactly(runtime: Runtime, virtio: DrmDevice, name: str) -> bool:
+    """Four times in a flood. False: as many calls are missing as were declared lost, at most."""
+    before = attached_body()  # not looked at meanwhile: it is such a system call
+    with pods.pod(runtime, name) as pod:
         script = "getparam:50,resource_create:5,virtio_wait:5,bad_close:3"
         args = ["--node", virtio.render, "--do", script, "--threads", "8", "--seconds", "600"]
         flood = pod.run("flood", args, devices=[virtio.render])
-        service.wait_for_owner(pod="handover", container="flood")
+        service.wait_for_owner(pod=name, container="flood")
         for _ in range(4):
             service.systemctl("reload", service.PROBE)
         assert flood.stop() == 0
         assert attached_body() != before
-        service.assert_exact(flood.tally(), VIRTIO_KINDS, virtio.address, pod="handover", container="flood")
-    service.assert_conserved()
+        skipped, done = service.dropped()["program_skipped"], flood.tally()
+        if skipped:
+            counted = service.counted("kubenpu_ioctl_total", device=virtio.address, pod=name)
+            assert 0 <= done.total - sum(counted.values()) <= skipped
+        else:
+            service.assert_exact(done, VIRTIO_KINDS, virtio.address, pod=name, container="flood")
+    return not skipped
 
 
 def attached_body() -> str:

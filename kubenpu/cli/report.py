@@ -24,10 +24,9 @@ from kubenpu.cli.report_lines import make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
 from kubenpu.cli.report_page import plan_spans, render_page
 from kubenpu.model.errors import ConfigError, UnreachableError
-from kubenpu.model.usage import BY, BY_LABEL, UsageRow
+from kubenpu.model.usage import BY, BY_LABEL, QUARTER_MS, UsageRow
 
 DATABASE_SECONDS, DATABASE_ROWS = 600.0, 1_000_000
-_QUARTER_S = 900
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -89,7 +88,7 @@ def parse_time(text: str, now: float) -> int:
 
 
 def _quarter_after(now: float) -> int:
-    return (int(now) // _QUARTER_S + 1) * _QUARTER_S
+    return (int(now * 1000) // QUARTER_MS + 1) * QUARTER_MS // 1000
 
 
 def run(args: argparse.Namespace) -> int:

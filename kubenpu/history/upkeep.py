@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 from kubenpu.history.growth import Interval, Last
 from kubenpu.history.schema import UNEXPLAINED, transaction, whole
+from kubenpu.model.usage import QUARTER_MS
 
 HOUR_MS = 3600 * 1000
 DAY_MS = 24 * HOUR_MS
-QUARTER_MS = 15 * 60 * 1000
-"""What begins and ends with a whole one does so in every time zone."""
-
 MINUTES_KEPT_MS = 2 * DAY_MS
 CLOCK_SET_MS = 5 * 60 * 1000
 """A clock that moves by more was wrong."""

@@ -12,6 +12,9 @@ BY = ("namespace", "pod", "container", "unit", "device")
 BY_LABEL = "label:"
 """What usage can be summed up by: one of BY, or BY_LABEL and the key of a label."""
 
+QUARTER_MS = 15 * 60 * 1000
+"""Usage is about whole quarters of an hour: what begins and ends with one does so in every time zone."""
+
 ACTIVE_MS = "active_ms"
 ALLOCATED_MS = "allocated_ms"
 UNUSED_MS = "allocated_unused_ms"

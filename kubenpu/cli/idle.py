@@ -86,7 +86,8 @@ def _showing_all(devices: Iterable[DeviceRow]) -> Iterator[str]:
     tables = load_heads()
     for each in devices:
         table = tables.by_name(each.vendor)
-        if each.counts is not None and table and table.visibility["submit"] is Visibility.ALWAYS:
+        shows = each.counts is not None and "submit" in each.counts.calls  # not where a release is unknown
+        if shows and table and table.visibility["submit"] is Visibility.ALWAYS:
             yield each.address
 
 

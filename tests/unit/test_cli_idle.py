@@ -62,11 +62,13 @@ def test_minutes_that_are_none(minutes: str) -> None:
     assert stopped.value.code == 2
 
 
-@pytest.mark.parametrize("vendor", ["amdgpu", "nvidia", "somebody's", None])
+@pytest.mark.parametrize(
+    ("vendor", "submits"), [("amdgpu", 5), ("nvidia", 5), ("somebody's", 5), (None, 5), ("hailo", None)]
+)
 def test_a_driver_that_does_not_show_all_submissions_proves_nobody_idle(
-    client: FakeClient, vendor: str | None, capsys: pytest.CaptureFixture[str]
+    client: FakeClient, vendor: str | None, submits: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client.device_rows = [replace(device(counts(5)), vendor=vendor)]
+    client.device_rows = [replace(device(counts(submits)), vendor=vendor)]
     client.items *= 2
     assert main(["pods", "--idle", "--json"]) == 0
     assert [each["state"] for each in json.loads(capsys.readouterr().out)] == ["not known", "no calls", "not allocated"]

@@ -3,7 +3,8 @@
 
 East has two nodes, west one that is called like one of east's and has the same devices, namespaces and pods.
 
-The nodes are simulated ones with real counting. Needs root.
+The teams of pods become known after their first calls, as with every new pod. The nodes are simulated ones with real
+counting. Needs root.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ ENOUGH_CALLS = 200
 NODES = {"east": ("node-1", "node-2"), "west": ("node-1",)}
 TEAMS = {DETECTOR: "perception", SERVER: "chat", NIGHTLY: "perception"}  # the notebook's pod has no such label
 SUBMIT = KINDS.index(Kind.SUBMIT)
+PODS_OF_NO_TEAM = (
+    'sum by (cluster) (instance_namespace_pod_device_kind:kubenpu_ioctl:increase1h{team="",kind="submit"}) > 0'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,8 @@ def answers(port: int, query: str, expected: Answer, *names: str) -> bool:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     clusters, everybody = {}, []
     with ExitStack() as stack:
-        ksm = stack.enter_context(serve_text(pod_labels()))
+        labels = [""]
+        ksm = stack.enter_context(serve_text(lambda: labels[0]))
         for cluster, names in NODES.items():
             directory = tmp_path_factory.mktemp(cluster)
             nodes = {name: stack.enter_context(node(f"kubenpu-sim-{cluster}-{name}", directory)) for name in names}
@@ -125,6 +130,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             everybody += [(cluster, name, each) for name, (_, running) in nodes.items() for each in running]
         directory = tmp_path_factory.mktemp("above")
         above = stack.enter_context(prometheus(federation_config(clusters.values()), directory / "prometheus"))
+        assert wait_until(lambda: {*ask(above, PODS_OF_NO_TEAM, "cluster")} == {("east",), ("west",)}, DEADLINE_S)
+        labels[0] = pod_labels()
         assert wait_until(lambda: all(sum(r.tally.read().calls) > ENOUGH_CALLS for *_, r in everybody), DEADLINE_S)
         assert pause_all(each.tally for *_, each in everybody)
         uses = [Use(cluster, name, e, e.tally.read()) for cluster, name, e in everybody if e.plan.pod]

@@ -139,12 +139,15 @@ def _read_device(
         numa_node=_parse_numa_node(read_text(owner / "numa_node").strip()),
         nodes=tuple(sorted((each.node for each in found), key=lambda node: (node.major, node.minor))),
         sysfs_path=printable(os.fsencode(owner)),
-        auxiliary=table is not None and all(_is_auxiliary(table, each.node) for each in found),
+        auxiliary=all(_is_auxiliary(table, each) for each in found),
     )
 
 
-def _is_auxiliary(table: DriverTable, node: Node) -> bool:
-    return any(fnmatchcase(node.name, pattern) for pattern in table.auxiliary)
+def _is_auxiliary(table: DriverTable | None, found: _FoundNode) -> bool:
+    """As the table says. Without one: a screen's, as a driver with something to compute on has a render node, too."""
+    if table is None:
+        return fnmatchcase(found.node.name, "dri/card*")
+    return any(fnmatchcase(found.node.name, pattern) for pattern in table.auxiliary)
 
 
 def _without_lonely(devices: list[Device]) -> list[Device]:

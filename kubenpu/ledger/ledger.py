@@ -149,6 +149,7 @@ class Ledger:
     def _remember(self, devices: Iterable[Device]) -> None:
         """An unplugged device keeps its label, else its counters would change series, and stays what it was."""
         self._vendors |= {device.address: device.vendor for device in devices if device.vendor is not None}
+        self._auxiliary -= {device.address for device in devices}
         self._auxiliary |= {device.address for device in devices if device.auxiliary}
 
     def _forget_gone(self, sample: KernelSample) -> None:

@@ -172,6 +172,15 @@ def test_card_and_render_node_are_one_device(sysfs: FakeSysfs) -> None:
     assert device.numa_node == 1
 
 
+def test_a_screen_that_no_table_knows_has_no_time_to_charge(sysfs: FakeSysfs) -> None:
+    """As of a server's BMC. What computes has a render node, also where its driver is new to us."""
+    sysfs.add_device(IGPU, ["DRIVER=ast", "PCI_ID=1A03:2000", "PCI_SLOT_NAME=0000:00:02.0"], "pci")
+    sysfs.add_node(IGPU, "card0", "226:0")
+    assert only(sysfs).auxiliary
+    sysfs.add_node(IGPU, "renderD128", "226:128")
+    assert not only(sysfs).auxiliary
+
+
 def test_connectors_control_nodes_and_files_are_skipped(sysfs: FakeSysfs) -> None:
     sysfs.add_device(IGPU, SAMPLES["01 intel igpu"], "pci")
     sysfs.add_node(IGPU, "card0", "226:0")

@@ -125,12 +125,14 @@ def test_an_unplugged_device_keeps_its_vendor_label() -> None:
     assert show(book, reading).usage[0].vendor == "i915"
 
 
-def test_a_device_stays_auxiliary_when_it_goes() -> None:
+def test_a_device_stays_auxiliary_when_it_goes_and_until_it_is_another() -> None:
     device = Device("0000:00:02.0", "char", None, "amdkfd", None, None, (), "/x", auxiliary=True)
     book, reading = ledger(c70=POD), sample([Cell(8, 70, 0, 0, counts(1))])
     assert not show(book, reading).device_usage[0].auxiliary
     assert show(book, reading, dataclasses.replace(FACTS, devices=(device,))).device_usage[0].auxiliary
     assert show(book, reading).device_usage[0].auxiliary
+    other = dataclasses.replace(device, auxiliary=False)
+    assert not show(book, reading, dataclasses.replace(FACTS, devices=(other,))).device_usage[0].auxiliary
 
 
 def test_without_a_sample_there_is_no_count() -> None:

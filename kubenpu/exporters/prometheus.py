@@ -57,8 +57,9 @@ class ViewCollector(Collector):
         view = self._get_view()
         submits = view.submit_vendors(self._visibility)
         scrape = Scrape(view, submits, self._visibility, self._loss_reasons, self._work_of)
+        clean = _Once(clean_label)
         for metric in METRICS:
-            points = _merge(metric, metric.points(scrape))
+            points = _merge(metric, metric.points(scrape), clean)
             if points:
                 yield _family(metric, points)
 
@@ -88,14 +89,28 @@ class Exposition:
 def write_text(registry: CollectorRegistry) -> bytes:
     """The text format, of counters and gauges; see prometheus_parts.py why it is not the library that writes it."""
     lines = []
+    escaped = _Once(_escape)
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         lines += [f"# HELP {name} {family.documentation}", f"# TYPE {name} {family.type}"]
+        keys = sorted(family.samples[0].labels)  # every sample has the same
+        labels = ",".join(f'{key}="%s"' for key in keys)
+        series = f"{name}{{{labels}}}" if keys else name
         for sample in family.samples:
-            labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sorted(sample.labels.items()))
-            shown = f"{{{labels}}}" if labels else ""
-            lines.append(f"{sample.name}{shown} {floatToGoString(sample.value)}")  # type: ignore[no-untyped-call]
+            values = tuple(map(escaped.__getitem__, map(sample.labels.__getitem__, keys)))
+            lines.append(f"{series % values} {floatToGoString(sample.value)}")  # type: ignore[no-untyped-call]
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+class _Once(dict[str, str]):
+    """Texts by what they were made of: within a scrape a label comes back with every kind of call."""
+
+    def __init__(self, make: Callable[[str], str]) -> None:
+        self._make = make
+
+    def __missing__(self, text: str) -> str:
+        made = self[text] = self._make(text)
+        return made
 
 
 def _escape(label: str) -> str:
@@ -120,11 +135,11 @@ def _quality(text: str) -> float:
         return 0.0
 
 
-def _merge(metric: Metric, points: Iterable[Point]) -> dict[tuple[str, ...], Point]:
+def _merge(metric: Metric, points: Iterable[Point], clean: _Once) -> dict[tuple[str, ...], Point]:
     """One point per label set: counters and calls add up, other gauges keep the largest."""
     merged: dict[tuple[str, ...], Point] = {}
     for point in points:
-        labels = tuple(map(clean_label, point.labels))
+        labels = tuple(map(clean.__getitem__, point.labels))
         old = merged.get(labels)
         merged[labels] = point if old is None else _add(metric, old, point)
     return merged

@@ -111,13 +111,20 @@ def test_every_capability_says_which_call_needs_it(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SERVICES, ids=shown)
 def test_a_guest_tries_to_do_without_each_privilege(path: Path) -> None:
-    """Capabilities, address families, added system calls and what is `# Not` set: all in tests/vm, nothing else."""
+    """Capabilities, address families, system calls, devices and what is `# Not` set: all in tests/vm, nothing else."""
     text = path.read_text()
-    claims = set(re.findall(r"^# (?:Not )?((?:CAP_|AF_)\w+|\w+=\w+): ", text, re.M))
+    claims = set(re.findall(r"^# (?:Not )?((?:CAP_|AF_)\w+|\w+=[\w-]+): ", text, re.M))
     for words in re.findall(r"^SystemCallFilter=(\w.*)$", text, re.M):
         claims |= set(words.split())
     tried = {(each.unit, each.what) for each in TIGHTENED} | SEEN_OTHERWISE
     assert claims == {what for unit, what in tried if unit == path.name}
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=shown)
+def test_every_device_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+    granted = re.findall(r"^(DeviceAllow=[\w-]+)", text, re.M)
+    assert granted == re.findall(r"^# (DeviceAllow=[\w-]+): ", text, re.M)
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=shown)

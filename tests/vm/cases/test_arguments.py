@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.usefixtures("counting"), pytest.mark.guests("bookworm"
 
 GPU = fake.PCI[0]
 NODE = "/dev/nvidia0"
+GPU_ID = 4711
 RM_ALLOC, XFER, SUBMIT = "0x2b", "0xd3", 0x49
 CORE = Path("/usr/lib/python3/dist-packages/kubenpu/devices/drivers/core.toml")
 DUMB = """
@@ -98,6 +99,30 @@ def test_addresses_that_carry_a_tag(pretended: None) -> None:
         made[kind] = made.get(kind, before.get(kind, 0)) + done.total
     assert service.counted("kubenpu_device_ioctl_total", device=GPU) == made
     service.assert_conserved()
+
+
+@pytest.mark.guests("bookworm")
+def test_a_call_on_kfd_counts_for_the_gpu_that_it_names() -> None:
+    with fake.loaded(drm=["amdgpu"], chr=["kfd:0:0"], topology=[str(GPU_ID)]):
+        (gpu,) = (one for one in fake.devices() if one.driver == "amdgpu")
+        wait.until("the hook", lambda: service.mechanism("file_ioctl") != "off", 60)
+        fake.wait_until_known(gpu.address, "kfd")
+        service.systemctl("reload", service.DAEMON)  # it may have looked before the module had shown the topology
+        wait.until("its GPU", lambda: _alloc(GPU_ID, 1) and _allocated(gpu.address))
+        before = _allocated(gpu.address), _allocated("kfd")
+        named, unknown = _alloc(GPU_ID, 700), _alloc(GPU_ID + 1, 300)
+        assert (_allocated(gpu.address), _allocated("kfd")) == (before[0] + named, before[1] + unknown)
+        service.assert_conserved()
+    service.take_file_hook_off()
+
+
+def _alloc(gpu_id: int, times: int) -> int:
+    words = ["--do", f"0x16:{times}", "--argument", struct.pack("<32xI4x", gpu_id).hex(), "--threads", "4"]
+    return tally.run("--node", "/dev/kfd", "--type", "K", *words).total
+
+
+def _allocated(device: str) -> int:
+    return service.counted("kubenpu_device_ioctl_total", device=device).get("alloc", 0)
 
 
 def test_what_the_kernel_writes_over(vgem: DrmDevice) -> None:

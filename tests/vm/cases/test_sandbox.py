@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.guest import service, wait
+from tests.vm.guest import fake, service, wait
 from tests.vm.guest.drm import DrmDevice
 from tests.vm.guest.service import CLIENTS, DAEMON, PROBE
 from tests.vm.guest.tightened import TIGHTENED, Tightened
@@ -76,6 +76,15 @@ def _holds(pid: int, node: str) -> bool:
         return str(Path(f"/proc/{pid}/fd/0").readlink()) == node
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("unit", [DAEMON, PROBE])
+def test_who_may_use_no_render_node_does_not_see_which_gpu_a_call_is_for(unit: str) -> None:
+    try:
+        with fake.loaded(drm=["amdgpu"], chr=["kfd:0:0"], topology=["4711"]), _tightened(unit, "DeviceAllow=") as said:
+            assert "node 1 of KFD's topology cannot be read" in said
+    finally:
+        service.take_file_hook_off()
 
 
 def test_a_private_network_serves_nobody() -> None:

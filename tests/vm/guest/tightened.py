@@ -70,11 +70,13 @@ TIGHTENED = (
         "start operation timed out",
     ),
 )
-# What is missing then does not show in the journal: test_sandbox.py has a case of its own for each,
+# What takes more than the unit, or does not show in its journal: test_sandbox.py has a case of its own for each,
 # test_without_btf.py for the modules, test_clients.py for bpf.
 SEEN_OTHERWISE = {
     (DAEMON, "ProtectHostname=yes"),
     (DAEMON, "PrivateNetwork=yes"),
+    (DAEMON, "DeviceAllow=char-drm"),
+    (PROBE, "DeviceAllow=char-drm"),
     (CLIENTS, "CAP_SYS_PTRACE"),
     (CLIENTS, "bpf"),
     (CLIENTS, "PrivateUsers=yes"),

@@ -8,6 +8,7 @@
  *                           NAME@ADDRESS: under that PCI device
  *   chr=NODE:MAJOR:MINOR[:CLASS][@ADDRESS]
  *                           a character device; MAJOR 0: any; CLASS as NODE without one; CLASS -: nothing in sysfs
+ *   topology=ID             what /sys/class/kfd has below the character device kfd: the first DRM device is the GPU ID
  *   gpu=MINOR@ADDRESS       /proc/driver/nvidia/gpus/ADDRESS/information, as NVIDIA's driver shows it
  *   slow_nr, slow_ms, err_nr, err_no, engine: below, also in /sys/module/fakeaccel/parameters
  *   cycle_mhz               fdinfo tells cycles of a clock of this speed in place of nanoseconds, as xe's
@@ -19,6 +20,7 @@
 #include <linux/cdev.h>
 #include <linux/delay.h>
 #include <linux/device.h>
+#include <linux/device_cgroup.h>
 #include <linux/fs.h>
 #include <linux/ktime.h>
 #include <linux/module.h>
@@ -58,7 +60,8 @@ module_param(slow_nr, int, 0644);
 module_param(slow_ms, int, 0644);
 module_param(err_nr, int, 0644);
 module_param(err_no, int, 0644);
-static uint cycle_mhz, memory_kib;
+static uint topology, cycle_mhz, memory_kib;
+module_param(topology, uint, 0444);
 module_param(cycle_mhz, uint, 0644);
 module_param(memory_kib, uint, 0644);
 
@@ -328,6 +331,47 @@ failed:
 	return result;
 }
 
+/* ---- KFD's topology ----------------------------------------------------------------------------------------------- */
+
+static struct kobject *directories[3];
+
+/* As amdkfd does, only to those whose device cgroup lets them use the GPU's render node. */
+static ssize_t show_topology(struct kobject *directory, struct kobj_attribute *attribute, char *out)
+{
+	int minor = fakes[0]->device->render->index;
+
+	if (devcgroup_check_permission(DEVCG_DEV_CHAR, DRM_MAJOR, minor, DEVCG_ACC_WRITE | DEVCG_ACC_READ))
+		return -EPERM;
+	if (!strcmp(attribute->attr.name, "gpu_id"))
+		return sysfs_emit(out, "%u\n", topology);
+	return sysfs_emit(out, "domain 0\nlocation_id 0\ndrm_render_minor %d\n", minor);
+}
+
+static struct kobj_attribute gpu_id = __ATTR(gpu_id, 0444, show_topology, NULL);
+static struct kobj_attribute properties = __ATTR(properties, 0444, show_topology, NULL);
+
+/* topology/nodes/1; 0 would be a processor. */
+static int add_topology(struct kobject *above)
+{
+	static const char *const names[] = { "topology", "nodes", "1" };
+
+	if (!fake_count)
+		return -EINVAL;
+	for (int i = 0; i < ARRAY_SIZE(directories); i++) {
+		directories[i] = kobject_create_and_add(names[i], above);
+		if (!directories[i])
+			return -ENOMEM;
+		above = directories[i];
+	}
+	return sysfs_create_file(above, &gpu_id.attr) ?: sysfs_create_file(above, &properties.attr);
+}
+
+static void remove_topology(void)
+{
+	for (int i = ARRAY_SIZE(directories); i--;)
+		kobject_put(directories[i]);
+}
+
 /* ---- character devices -------------------------------------------------------------------------------------------- */
 
 struct node {
@@ -398,7 +442,7 @@ static int show_node(struct node *node, const char *name, const char *class)
 	if (IS_ERR(device))
 		return PTR_ERR(device);
 	node->shown = true;
-	return 0;
+	return topology && !strcmp(name, "kfd") ? add_topology(&device->kobj) : 0;
 }
 
 /* A node that failed half-way counts too: fakeaccel_exit() takes away what there is of it. */
@@ -465,6 +509,7 @@ static int add_gpus(void)
 static void fakeaccel_exit(void)
 {
 	proc_remove(proc_root);
+	remove_topology();
 	while (fake_count)
 		remove_fake(fakes[--fake_count]);
 	for (int i = node_count; i--;)

@@ -23,7 +23,7 @@ struct knpu_major {
 
 /* nodes[block * KNPU_BLOCK_MINORS + minor] */
 struct knpu_node {
-	__u32 slot1;	/* device slot + 1; 0: not counted */
+	__u32 slot1;	/* device slot + 1; 0: not counted; beyond the last slot: lost */
 	__u32 table1;	/* its first table + 1; 0: all calls are of kind other */
 };
 

@@ -121,13 +121,13 @@ static __always_inline void count_node(__u32 rdev, __u32 cmd, __u64 arg)
 		index = (major->block1 - 1) * KNPU_BLOCK_MINORS + minor;
 		node = bpf_map_lookup_elem(&nodes, &index);
 	}
-	if (node && node->slot1) {
+	if (node && node->slot1 && node->slot1 <= KNPU_DEVICE_SLOTS) {
 		m.slot = node->slot1 - 1;
 		look_up(&m, node->table1, cmd, arg);
 		if (m.slot != node->slot1 - 1)
 			mark(m.slot);
 		count_call(m.slot, m.kind, &index);	/* no work: whether the driver took it is not known */
-	} else if (major->whole) {
+	} else if (major->whole || (node && node->slot1)) {
 		lose(KNPU_LOST_DEVICE_UNKNOWN);
 	}
 }

@@ -164,7 +164,11 @@ def _one_hook(node: Examination, hook: Hook, status: HookStatus, module: int | N
     reason = f" ({status.reason})" if status.reason else ""
     again = "Run: systemctl restart kubenpu-probe"
     if not status.needed:
-        return Finding(name, f"off{reason}", "attached while there is one")
+        nodes = {each for device in node.inventory.devices for each in device.nodes}
+        missed = not nodes.isdisjoint(node.inventory.char_nodes)
+        remedy = "Run: systemctl reload kubenpu-probe; it has not looked since the device or its table came"
+        found = "off, and there is such a device" if missed else f"off{reason}"
+        return Finding(name, found, "attached while there is one", *((remedy, FAIL) if missed else ()))
     if status.mechanism == OFF:
         wait = hook is DRM_IOCTL and not node.facts.drm
         start = "Load the driver of your accelerator; the hook follows by itself"

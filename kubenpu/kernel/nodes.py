@@ -17,6 +17,7 @@ from kubenpu.model.sample import NodeRule
 
 _TABLE_BYTES = ctypes.sizeof(layout.Table)
 _WHOLE = 1 << 32
+_NO_SLOT1 = layout.DEVICE_SLOTS + 1
 _RESERVED_MAJOR, _RESERVED_BLOCK = layout.MAJORS - 1, layout.BLOCKS - 1  # of the self-test
 
 Nodes = dict[tuple[int, int], int]  # (major, minor) -> the word of knpu_node
@@ -41,11 +42,12 @@ class NodeRules:
             block1 = self._block(rule.major, blocks)
             if block1:  # so that calls of what is refused below are declared lost, unless others share the major
                 whole[rule.major] = whole.get(rule.major, True) and rule.whole
-            first1 = self._place(rule, taken, arguments)
+            first1 = self._place(rule, taken, arguments) if rule.slot is not None else 0
             if first1 is None or rule.minor >= layout.BLOCK_MINORS or not block1:
                 refused.append(rule)
                 continue
-            wanted[rule.major, rule.minor] = rule.slot + 1 | first1 << 32
+            slot1 = _NO_SLOT1 if rule.slot is None else rule.slot + 1
+            wanted[rule.major, rule.minor] = slot1 | first1 << 32
         self._apply(wanted, whole, blocks)
         return refused
 

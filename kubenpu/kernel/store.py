@@ -171,8 +171,8 @@ class CounterStore:
     def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
         """The same for character devices outside drm and accel."""
         rules = tuple(rules)
-        for rule in rules:
-            self._mark_slot(rule.slot, FILE_IOCTL)
+        for slot in {rule.slot for rule in rules if rule.slot is not None}:
+            self._mark_slot(slot, FILE_IOCTL)
         with self._for_rules() as (memory, _, nodes):
             return nodes.write(rules, _arguments_of(memory))
 

@@ -167,7 +167,8 @@ class CommandTable:
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """What the kernel does with ioctls on a character device outside drm and accel: count for `slot`.
+    """What the kernel does with ioctls on a character device outside drm and accel: count for `slot`; without one, when
+    none was left for the device, it declares them lost.
 
     The first of `tables` that knows a command tells its kind; none: other. `whole`: every minor of this major is an
     accelerator, so that a call on one without a rule is a loss. `gpus`: the slots of GPUs by what calls name them by.
@@ -175,7 +176,7 @@ class NodeRule:
 
     major: int
     minor: int
-    slot: int
+    slot: int | None
     tables: tuple[CommandTable, ...]
     whole: bool
     gpus: Mapping[int, int] = field(default_factory=dict)

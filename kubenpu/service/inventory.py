@@ -148,6 +148,6 @@ def _node_rules(inventory: Inventory, slots: Mapping[str, int]) -> Iterator[Node
     for device in inventory.devices:
         for node in device.nodes:
             known = inventory.commands.get(node)
-            if known is not None and device.address in slots:
-                slot = slots[device.address]
+            if known is not None:
+                slot = slots.get(device.address)
                 yield NodeRule(node.major, node.minor, slot, known.tables, whole=not known.shared, gpus=gpus)

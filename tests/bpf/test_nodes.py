@@ -24,7 +24,7 @@ def kinds(**by_nr: int) -> bytes:
 
 
 def rule(
-    minor: int, slot: int, tables: Iterable[CommandTable] = (), major: int = MAJOR, whole: bool = True
+    minor: int, slot: int | None, tables: Iterable[CommandTable] = (), major: int = MAJOR, whole: bool = True
 ) -> NodeRule:
     return NodeRule(major, minor, slot, tuple(tables), whole)
 
@@ -106,6 +106,19 @@ def test_an_unknown_minor_is_declared_lost(hooked: Hooked) -> None:
     hooked.run(MAJOR << 20 | 3, 8, 5, 1)
     hooked.run(MAJOR << 20 | layout.BLOCK_MINORS, 8, 2, 1)
     assert store.read().losses["device_unknown"] == 7
+
+
+def test_calls_of_a_device_without_a_slot_are_declared_lost(hooked: Hooked) -> None:
+    """Where others share the major, too."""
+    store = ready(hooked, [rule(0, 0, TABLES), rule(1, None, TABLES), rule(196, None, TABLES, major=10, whole=False)])
+    for minor in (MAJOR << 20 | 1, 10 << 20 | 196):
+        hooked.run(minor, GASKET << 8 | 8, 5, 2)
+    hooked.run(10 << 20 | 229, GASKET << 8 | 8, 5, 1)
+    hooked.run(MAJOR << 20, GASKET << 8 | 8, 3, 1)
+    sample = store.read()
+    assert sample.losses["device_unknown"] == 20
+    assert calls(store, 0) == {Kind.MAP: 3}
+    conserved(sample)
 
 
 def test_devices_come_and_go_and_counters_stay(hooked: Hooked) -> None:

@@ -163,27 +163,31 @@ def test_udev_knows_every_node_that_may_be_the_first_to_hook() -> None:
     names = {name for line in re.findall(r'KERNEL=="([^"]*)"', rules) for name in line.split("|")}
     classes = {name for line in re.findall(r'SUBSYSTEM=="([^"]*)"', rules) for name in line.split("|")}
     wanted = {
-        match.devname.replace("/", "!") if match.devname.startswith("tenstorrent") else match.devname.split("/")[-1]
+        match.devname if match.devname.startswith("tenstorrent") else match.devname.split("/")[-1]
         for table in load_tables(Path("/nonexistent")).tables
         for interface in table.interfaces
         for match in interface.nodes
         if match.devname and match.minors is None and not match.devname.startswith(("vfio/", "dma_heap/"))
     }
     modules = {"drm", "nvidia", "nvidia_uvm", "nvidia_modeset"}
-    assert names == wanted | modules
+    timed = {table.name for table in load_tables(Path("/nonexistent")).tables if table.scheduled}
+    assert names == wanted | modules | timed
     assert classes == {"accel", "drm", "module", "pci", "vfio", "vfio-dev"}
 
 
 def test_udev_knows_every_device_whose_jobs_are_timed() -> None:
     """By its driver, else by its name."""
     rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
-    interfaces = [i for t in load_tables(Path("/nonexistent")).tables for i in t.interfaces if t.scheduled]
+    tables = [table for table in load_tables(Path("/nonexistent")).tables if table.scheduled]
+    interfaces = [interface for table in tables for interface in table.interfaces]
     for key, wanted in (
         ("DRIVERS", {name for interface in interfaces for name in interface.uevent_drivers}),
         ("KERNELS", {name for interface in interfaces for name in interface.sysfs_names}),
     ):
         (found,) = re.findall(rf'SUBSYSTEM=="(?:accel|accel\|drm)", {key}=="([^"]*)", GOTO="kubenpu_reload"', rules)
         assert set(found.split("|")) == wanted
+    (modules,) = re.findall(r'ACTION=="remove", SUBSYSTEM=="module", KERNEL=="([^"]*)"', rules)
+    assert set(modules.split("|")) == {table.name for table in tables}
 
 
 def test_udev_never_starts_what_was_stopped() -> None:

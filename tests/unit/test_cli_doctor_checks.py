@@ -185,6 +185,7 @@ def test_hook_off(node: Examination, tmp_path: Path) -> None:
 def test_a_hook_without_a_device_is_no_failure(node: Examination, tmp_path: Path) -> None:
     idle = HookStatus("file_ioctl", "off", "no such device", 1, needed=False)
     write_state(node.settings.run_directory, (idle,), None)
+    node.settings.sysfs.mkdir()
     assert (one(node, "hook").status, one(node, "hook").found) == (OK, "off (no such device)")
     write_state(node.settings.run_directory, (replace(idle, mechanism="lsm", reason="", needed=True),), None)
     assert (one(node, "hook").status, one(node, "hook").found) == (FAIL, "its pins were removed")

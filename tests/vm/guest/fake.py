@@ -38,7 +38,12 @@ def load(**parameters: Sequence[str]) -> None:
 
 
 def unload() -> None:
+    """Nodes that go make udev call kubenpu-probe, like those that come; it is through afterwards."""
+    from tests.vm.guest import service
+
     subprocess.run(["rmmod", MODULE], check=True)
+    subprocess.run(["udevadm", "settle"], check=True)
+    wait.until("kubenpu-probe at rest", lambda: not service.probe_has_a_job(), 60)
 
 
 @contextmanager

@@ -78,7 +78,11 @@ def probe(*arguments: str) -> str:
 
 def probe_is_at_rest() -> bool:
     """No load is running, none is queued."""
-    return show(PROBE, "ActiveState") == "active" and show(PROBE, "Job") in {"", "0"}
+    return show(PROBE, "ActiveState") == "active" and not probe_has_a_job()
+
+
+def probe_has_a_job() -> bool:
+    return show(PROBE, "Job") not in {"", "0"}
 
 
 def mechanism(hook: str = "drm_ioctl") -> str:

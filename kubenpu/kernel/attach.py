@@ -90,6 +90,10 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
     request.pins.make()
     attached = _attached(request)
     if attached is not None:
+        refusal = mechanism_refusal(facts, attached.name, hook.module is not None, BCC)
+        if request.loader == BCC and refusal is not None:
+            cause = f"{hook.name} is attached by {attached.name}, whose program loader bcc cannot make: {refusal}"
+            raise KernelError(cause, "Run: kubenpu-probe unload, then load; totals begin anew")
         _load_once(request, facts, messages, attached, attach=False)
         reason = "replaced the program behind the attached hook"
         return HookStatus(hook.name, attached.name, reason, request.since_ns, loader=request.loader)

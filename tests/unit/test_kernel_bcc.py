@@ -209,6 +209,18 @@ def test_the_loader_may_change_behind_an_attached_hook(kernel: FakeKernel, probe
     assert kernel.mechanism() == "kprobe"
 
 
+@pytest.mark.parametrize(("hook", "mechanism"), [(HOOKS[0], "fentry"), (HOOKS[1], "lsm")])
+def test_what_only_core_can_attach_bcc_does_not_replace(
+    kernel: FakeKernel, probe: FakeProbe, hook: Hook, mechanism: str
+) -> None:
+    attached = replace(probe, hook=hook)
+    assert attached.load().mechanism == mechanism
+    links = kernel.attached(hook.name)
+    with pytest.raises(KernelError, match=f"attached by {mechanism}, whose program loader bcc cannot make"):
+        replace(attached, kernel=Path("layout.btf")).load()
+    assert kernel.attached(hook.name) == links
+
+
 @pytest.mark.parametrize(("name", "found"), [("drm_ioctl", True), ("ioctl", False), ("knpu_call", False)])
 def test_symbols_of_the_kernel_and_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, found: bool

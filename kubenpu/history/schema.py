@@ -23,6 +23,11 @@ CACHE_KIB = 128
 PAGE_BYTES = 4096
 BUSY_S = 1.0  # whoever writes tries again soon, and has other work
 READ_BUSY_S = 5.0
+LOG_PAGES = 250
+LOG_BYTES = 32 + LOG_PAGES * (24 + PAGE_BYTES)
+"""Of the write-ahead log, about 1 MiB: SQLite begins it anew after a write that exceeds this, unless somebody reads."""
+
+CUT_BUSY_S = 0.5  # shorter than BUSY_S, because nothing can be written meanwhile
 CHECK_S = 10.0
 """For looking at the whole file, which takes 1.2 s for 100 MiB. What that does not show in time, use does."""
 
@@ -183,9 +188,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", "Run as root to see it") from error
     with explained(path, READ_REMEDY):
-        escaped = re.sub(r"[%?#]", lambda found: f"%{ord(found[0]):02x}", str(path.absolute()))
-        name = f"file:{escaped}?mode=ro"
-        connection = sqlite3.connect(name, timeout=READ_BUSY_S, isolation_level=None, uri=True)
+        connection = sqlite3.connect(_uri(path, "ro"), timeout=READ_BUSY_S, isolation_level=None, uri=True)
         try:
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             _refuse_later(connection, path, MIGRATIONS)
@@ -195,6 +198,23 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def cut_log(path: Path) -> None:
+    """Ends a log that became too large because somebody always read. To be called when this process does not read.
+
+    It stays for this time when another process reads or there is another trouble: who reads or writes next tells.
+    """
+    with suppress(OSError, sqlite3.Error):
+        if path.with_name(path.name + "-wal").stat().st_size > LOG_BYTES:
+            connection = sqlite3.connect(_uri(path, "rw"), timeout=CUT_BUSY_S, isolation_level=None, uri=True)
+            with closing(connection):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _uri(path: Path, mode: str) -> str:
+    escaped = re.sub(r"[%?#]", lambda found: f"%{ord(found[0]):02x}", str(path.absolute()))
+    return f"file:{escaped}?mode={mode}"
 
 
 @contextmanager
@@ -237,7 +257,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, migrations: Sequence[st
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA journal_size_limit = 4194304")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
     _migrate(connection, migrations)
 
 

@@ -28,6 +28,9 @@ AT_ONCE = 10
 """Intervals dropped for their age at a time: ten times as many as come, and few enough for a clock that errs."""
 
 AT_ONCE_FOR_SIZE = 60
+ROOM_FOR_LOG = 4 << 20
+"""For what a log has when it is begun anew, and the largest write, which drops so many."""
+
 SPARE_PAGES = 256
 """Free pages that stay in the file to be filled again."""
 
@@ -43,7 +46,7 @@ _ROLL_UP = (
 
 
 class Bounds(NamedTuple):
-    """How long the history is kept, and how large its file may become."""
+    """How long the history is kept, and how large it may become, with its log."""
 
     retention_days: int
     max_mib: int
@@ -54,7 +57,7 @@ def clean_up(connection: sqlite3.Connection, bounds: Bounds, now_ms: int) -> Non
         _roll_up(connection, quarter_before(now_ms - MINUTES_KEPT_MS))
         old = "SELECT id FROM interval WHERE end_ms < ? ORDER BY end_ms LIMIT ?"
         _drop(connection, connection.execute(old, (now_ms - bounds.retention_days * DAY_MS, AT_ONCE)).fetchall())
-        if _used_bytes(connection) > bounds.max_mib << 20:
+        if _used_bytes(connection) + ROOM_FOR_LOG > bounds.max_mib << 20:
             oldest = "SELECT id FROM interval ORDER BY id LIMIT ?"
             _drop(connection, connection.execute(oldest, (AT_ONCE_FOR_SIZE,)).fetchall())
     if _pragma(connection, "freelist_count") > SPARE_PAGES:

@@ -68,12 +68,16 @@ class History:
             self._recorder.close()
 
     def usage(self, by: str, since: float, until: float, page: range) -> tuple[list[UsageRow], int]:
-        """For any thread: a page, and how many groups there are on all. SourceError when there is no answer."""
+        """For another thread, one at a time: a page, and how many groups there are on all.
+
+        SourceError when there is no answer.
+        """
         if self._path is None:
             raise SourceError("there is no history: history.enabled is false", "Set it and restart kubenpud")
         from kubenpu.history.report import read_page  # noqa: PLC0415
-        from kubenpu.history.schema import CorruptError  # noqa: PLC0415
+        from kubenpu.history.schema import CorruptError, cut_log  # noqa: PLC0415
 
+        cut_log(self._path)
         try:
             return read_page(self._path, by, since, until, deadline_s=QUERY_SECONDS, page=page)
         except CorruptError:

@@ -64,13 +64,14 @@ def test_old_usage_goes_little_by_little_with_its_names(rig: Rig) -> None:
 
 
 def test_the_file_stays_below_its_size(rig: Rig, tmp_path: Path) -> None:
-    rig.recorder.bounds = Bounds(retention_days=3660, max_mib=1)
+    rig.recorder.bounds = Bounds(retention_days=3660, max_mib=5)
     many = [("pod", "shop", f"web-{n}", "main", f"u{n}", "") for n in range(200)]
     for _ in range(120):
         for names in many:
             rig.call(names, 1, errors=1, wait_ns=1)
         rig.step()
-        assert rig.path.stat().st_size < 3 << 20
+        assert sum(path.stat().st_size for path in (rig.path, rig.path.with_name("usage.db-wal"))) < 5 << 20
+    assert rig.query("SELECT MIN(id) > 1 FROM interval") == [(1,)]
     found = rig.submits()
     assert found["device"] == sum(n for name, n in found.items() if name != "device") > 0
 

@@ -8,12 +8,15 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from kubenpu.config.settings import Settings, parse_daemon_arguments, read_settings
-from kubenpu.history.snapshot import read_snapshot
+from kubenpu.history import report
+from kubenpu.history.schema import LOG_BYTES, open_for_reading
+from kubenpu.history.snapshot import Names, read_snapshot
+from kubenpu.history.upkeep import ROOM_FOR_LOG, Bounds
 from kubenpu.model.allocation import Allocations
 from kubenpu.model.errors import SourceError
 from kubenpu.model.sample import HookStatus
@@ -22,6 +25,7 @@ from kubenpu.model.view import View
 from kubenpu.service.history import RETRY_SECONDS, History
 from kubenpu.service.node import Node
 from tests.fakes.dbus_node import ALLOCATIONS, IGPU, NPU, VIEW, VISIBILITY, counts
+from tests.fakes.history_rig import Rig
 
 
 class FakeNode:
@@ -211,6 +215,58 @@ def test_a_report_that_finds_damage_has_the_file_looked_through(settings: Settin
     history.step()
     assert "corrupt-" in node.notes[-1]
     history.close()
+
+
+MANY: list[Names] = [("pod", "shop", f"web-{n}", "main", f"u{n}", "") for n in range(250)]
+
+
+def busy_minute(rig: Rig) -> None:
+    for names in MANY:
+        rig.call_all(names, 1)
+    rig.step()
+
+
+def log_bytes(settings: Settings) -> int:
+    return settings.history_file.with_name("usage.db-wal").stat().st_size
+
+
+def test_who_always_reads_makes_the_history_no_larger(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is read during every write, so SQLite never finds a moment to begin its log anew."""
+    rig = Rig(settings.history_file, bounds=Bounds(90, 8))
+    history, _ = made(settings)
+    busy_minute(rig)
+    sum_up = report._sum_up
+
+    def sum_up_and_write(*args: Any) -> Any:
+        found = sum_up(*args)
+        busy_minute(rig)
+        return found
+
+    monkeypatch.setattr(report, "_sum_up", sum_up_and_write)
+    for _ in range(120):
+        history.usage("namespace", rig.wall_ms / 1000 - 900, 1e10, FIRST)
+        assert log_bytes(settings) < ROOM_FOR_LOG
+        assert log_bytes(settings) + settings.history_file.stat().st_size < 8 << 20
+    assert rig.query("SELECT MIN(id) > 1 FROM interval") == [(1,)]  # so much that the oldest went
+    rig.recorder.close()
+
+
+def test_a_log_that_somebody_else_needs_is_cut_later(settings: Settings) -> None:
+    """Who reads the file by --database is not known here: reports are answered all the same."""
+    rig = Rig(settings.history_file)
+    history, _ = made(settings)
+    busy_minute(rig)
+    with closing(open_for_reading(settings.history_file)) as other:
+        other.execute("BEGIN")
+        assert other.execute("SELECT COUNT(*) FROM interval").fetchone() == (1,)
+        while log_bytes(settings) <= LOG_BYTES:
+            busy_minute(rig)
+        assert history.usage("pod", 0, 1e10, FIRST)[1] == len(MANY)
+        assert log_bytes(settings) > LOG_BYTES
+    assert history.usage("pod", 0, 1e10, FIRST)[1] == len(MANY)
+    assert log_bytes(settings) == 0
+    busy_minute(rig)
+    rig.recorder.close()
 
 
 def test_a_daemon_that_never_began_stores_nothing(settings: Settings) -> None:

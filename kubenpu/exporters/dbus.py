@@ -14,7 +14,7 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -24,7 +24,7 @@ from kubenpu.exporters.dbus_calls import Answers, UsageOf, done, find_special, r
 from kubenpu.exporters.dbus_connection import UNENCODABLE, Connection, connected, system_bus_address
 from kubenpu.exporters.dbus_next_parts import MessageFlag
 from kubenpu.exporters.dbus_objects import Announced, Emission, Objects, announce_all, plan_signals
-from kubenpu.exporters.dbus_rights import may
+from kubenpu.exporters.dbus_rights import ROOT, find_user, is_granted
 from kubenpu.exporters.picture import FRESH_S, NodePort, Picture, Pictures
 from kubenpu.model.errors import KubeNpuError, SourceError
 
@@ -34,7 +34,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 PUBLISH_EVERY_S = 1.0
 PUBLISH_SHARE = 0.02  # of a CPU, at most, whether anybody listens or not
 MAX_WAITING, MAX_WAITING_OF_ONE = 256, 16
-MAX_DECISIONS, MAX_SLOW = 8, 4
+MAX_DECISIONS, MAX_SLOW, MAX_LONG_OF_ONE = 8, 6, 2
 DO_NOT_QUEUE, PRIMARY_OWNER = 4, 1
 
 R = TypeVar("R")
@@ -62,6 +62,31 @@ class Inbox:
         return call
 
 
+class Places:
+    """Calls whose answer takes long: so many at most, and so many of one user. Root's are beside them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._users: dict[asyncio.Task[None], int] = {}
+
+    def __iter__(self) -> Iterator[asyncio.Task[None]]:
+        return iter(self._users)
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def free_for(self, user: int) -> bool:
+        users = list(self._users.values())
+        others = len(users) - users.count(ROOT)
+        return users.count(user) < MAX_LONG_OF_ONE and (user == ROOT or others < self._most)
+
+    def begin(self, user: int, work: Coroutine[Any, Any, None]) -> None:
+        """It ends with the session at the latest."""
+        task = asyncio.create_task(work)
+        self._users[task] = user
+        task.add_done_callback(self._users.pop)
+
+
 class Session:
     """What lives as long as one connection. `dropped`: messages that the bus has not taken since it last took one."""
 
@@ -69,8 +94,8 @@ class Session:
         self.connection = connection
         self._on_drop = on_drop
         self.inbox = Inbox()
-        self.decisions: set[asyncio.Task[None]] = set()
-        self.slow: set[asyncio.Task[None]] = set()
+        self.decisions = Places(MAX_DECISIONS)
+        self.slow = Places(MAX_SLOW)
         self.dropped = 0
         connection.on_call = self._receive
         connection.on_bad_call = self._refuse_bad
@@ -210,14 +235,21 @@ class DbusServer:
             special = find_special(call)
             if special is None:
                 await session.connection.send(await self._do(partial(self._answer, session, call)))
-            elif special.slow and len(session.slow) >= MAX_SLOW:
-                session.refuse(call, "too many calls wait for the history")
-            elif special.slow:
-                _keep(session.slow, self._answer_slowly(session, call))
-            elif len(session.decisions) >= MAX_DECISIONS:
-                session.refuse(call, "too many calls wait for their right")
             else:
-                _keep(session.decisions, self._decide(session, call, special.action))
+                await self._begin(session, call, special)
+
+    async def _begin(self, session: Session, call: Any, special: api.Method) -> None:
+        """What takes long goes on beside all else."""
+        user = await find_user(session.connection, call.sender)
+        places = session.slow if special.slow else session.decisions
+        if user is None:
+            session.refuse(call, "the bus does not tell whose call it is")
+        elif not places.free_for(user):
+            session.refuse(call, f"too many calls wait for {'the history' if special.slow else 'their right'}")
+        elif special.slow:
+            places.begin(user, self._answer_slowly(session, call))
+        else:
+            places.begin(user, self._decide(session, call, user, special.action))
 
     def _answer(self, session: Session, call: Any) -> bytes:
         try:
@@ -239,13 +271,13 @@ class DbusServer:
         with contextlib.suppress(SourceError):  # the bus went away, and the caller with it
             await session.connection.send(answered)
 
-    async def _decide(self, session: Session, call: Any, action: str) -> None:
+    async def _decide(self, session: Session, call: Any, user: int, action: str) -> None:
         """Reload, the one call that is not everybody's."""
         interactive = bool(call.flags & MessageFlag.ALLOW_INTERACTIVE_AUTHORIZATION)
         with contextlib.suppress(SourceError):  # the bus went away, and the caller with it
             if call.signature:
                 reply = refuse(call, api.INVALID_ARGS, f"{call.member} takes nothing")
-            elif await may(session.connection, call.sender, action, interactive):
+            elif user == ROOT or await is_granted(session.connection, call.sender, action, interactive):
                 reply = await self._reload_for(call)
             else:
                 reply = refuse(
@@ -295,13 +327,6 @@ class DbusServer:
         except UNENCODABLE as e:
             self._note_unencodable(f"{emission.member} of {emission.path}", e)
             return b""
-
-
-def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-    """A task that ends with the session at the latest."""
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
 
 
 async def _own_name(connection: Connection) -> None:

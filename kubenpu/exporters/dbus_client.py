@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -32,7 +33,8 @@ from kubenpu.model.identity import HostKind, Owner, OwnerKind
 from kubenpu.model.usage import Part, UsageRow, add_up
 
 MAX_REPLY_BYTES = 32 << 20
-USAGE_TIMEOUT_S = 60.0  # others may have asked before us
+USAGE_TIMEOUT_S = 90.0  # others may have asked before us
+BUSY_S, BUSY_PAUSE_S = 10.0, 0.5
 USAGE_TRIES = 3
 START = "Start it: systemctl start kubenpud"
 LOOK = "Look at it: systemctl status kubenpud"
@@ -167,10 +169,20 @@ class NodeClient:
     def _usage_pages(self, by: str, since: int, until: int) -> Iterator[list[UsageRow]]:
         offset, total = 0, 1
         while offset < total:
-            body = [by, since, until, offset, MAX_ROWS]
-            rows, total = self._call("GetUsagePage", "sttuu", body, timeout_s=USAGE_TIMEOUT_S)
+            rows, total = self._usage_page([by, since, until, offset, MAX_ROWS])
             yield [parse_usage(row) for row in rows]
             offset += MAX_ROWS
+
+    def _usage_page(self, body: list[object]) -> list[Any]:
+        """Asked for again for a moment, while as many others wait as may."""
+        end = time.monotonic() + BUSY_S
+        while True:
+            try:
+                return self._call("GetUsagePage", "sttuu", body, timeout_s=USAGE_TIMEOUT_S)
+            except CallError as e:
+                if e.name != api.LIMITS_EXCEEDED or time.monotonic() > end:
+                    raise
+            time.sleep(BUSY_PAUSE_S)
 
     def _call(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a caller may do what not everybody may: root always, others when polkit says so.
+"""Who a caller is, and whether one who is not root may do what not everybody may: when polkit says so.
 
 Data comes from the bus, which knows the user behind a connection, and from polkit, which is told the connection and
 not the process: a process id may be another's by then. Everything but a clear yes is a no: no polkit, an error, an
@@ -17,14 +17,23 @@ log = logging.getLogger(__name__)
 POLKIT = "org.freedesktop.PolicyKit1"
 POLKIT_PATH = "/org/freedesktop/PolicyKit1/Authority"
 ALLOW_USER_INTERACTION = 1
+ROOT = 0
 POLKIT_TIMEOUT_S, PERSON_TIMEOUT_S = 5.0, 120.0
 
 
-async def may(connection: Connection, sender: str, action: str, interactive: bool) -> bool:
-    """`sender` is the unique name of the caller; `interactive`: polkit may ask a person."""
+async def find_user(connection: Connection, sender: str) -> int | None:
+    """Whose the connection of this unique name is. None when it is gone."""
     try:
-        if await connection.ask_bus("GetConnectionUnixUser", "s", sender) == [0]:
-            return True
+        (user,) = await connection.ask_bus("GetConnectionUnixUser", "s", sender)
+    except CallError as e:
+        log.debug("nobody knows who %s is: %s", sender, e)
+        return None
+    return int(user)
+
+
+async def is_granted(connection: Connection, sender: str, action: str, interactive: bool) -> bool:
+    """Whether polkit says so of the caller with this unique name. `interactive`: it may ask a person."""
+    try:
         match await _ask_polkit(connection, sender, action, interactive):
             case [[True, _, _]]:
                 return True

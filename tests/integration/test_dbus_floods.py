@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import threading
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,14 @@ from kubenpu.model.device import Device
 from tests.fakes.dbus_node import USAGE, VIEW, FakeNode, many
 from tests.fakes.private_bus import (
     DEADLINE_S,
+    NOBODY,
     PrivateBus,
     Serving,
     eventually,
     method,
     subscribe,
     with_connection,
+    with_polkit,
 )
 
 
@@ -127,21 +130,69 @@ def test_nobody_is_answered_who_wants_no_answer(bus: PrivateBus, served: Serving
 
 
 def test_questions_about_the_past_wait_for_themselves(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
-    """One is answered at a time, four wait at most; everything else is answered meanwhile."""
+    """One is answered at a time, two of one user wait at most; everything else is answered meanwhile."""
     node.hold_usage = threading.Event()
 
     async def work(connection: Connection) -> None:
         ask = partial(connection.call, timeout_s=DEADLINE_S)
-        waiting = [asyncio.create_task(ask(method("GetUsage", "stt", ["pod", 0, 1]))) for _ in range(dbus.MAX_SLOW)]
-        while len(served.sessions[0].slow) < dbus.MAX_SLOW:
+        usage = partial(method, "GetUsage", "stt", ["pod", 0, 1])
+        waiting = [asyncio.create_task(ask(usage())) for _ in range(dbus.MAX_LONG_OF_ONE)]
+        while len(served.sessions[0].slow) < dbus.MAX_LONG_OF_ONE:
             await asyncio.wait(waiting, timeout=0.01)
         with pytest.raises(CallError) as refused:
-            await ask(method("GetUsage", "stt", ["pod", 0, 1]))
+            await ask(usage())
         assert refused.value.name == api.LIMITS_EXCEEDED
         assert await ask(method("ListDevices"))
         assert not any(task.done() for task in waiting)
         assert node.hold_usage is not None
         node.hold_usage.set()
-        assert [len(rows) for (rows,) in await asyncio.gather(*waiting)] == [len(USAGE)] * dbus.MAX_SLOW
+        assert [len(rows) for (rows,) in await asyncio.gather(*waiting)] == [len(USAGE)] * dbus.MAX_LONG_OF_ONE
 
     with_connection(bus, work)
+
+
+def start_calls(bus: PrivateBus, number: int, *words: str) -> list[subprocess.Popen[str]]:
+    """By a user who is not root."""
+    command = ["busctl", f"--address={bus.address}", "call", api.NAME, api.PATH, api.NODE.name, *words]
+    return [
+        subprocess.Popen(command, user=NOBODY, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(number)
+    ]
+
+
+def ended(calls: list[subprocess.Popen[str]]) -> int:
+    return sum(call.poll() is not None for call in calls)
+
+
+def test_one_user_keeps_nobody_from_the_history(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    hold = node.hold_usage = threading.Event()
+    flood = start_calls(bus, dbus.MAX_SLOW + 3, "GetUsage", "stt", "pod", "0", "1")
+    eventually(lambda: ended(flood) == len(flood) - dbus.MAX_LONG_OF_ONE)
+
+    async def work(connection: Connection) -> list[Any]:
+        asking = asyncio.create_task(connection.call(method("GetUsage", "stt", ["pod", 0, 1]), DEADLINE_S))
+        (session,) = served.sessions
+        while len(session.slow) <= dbus.MAX_LONG_OF_ONE and not asking.done():
+            await asyncio.wait([asking], timeout=0.01)
+        hold.set()
+        return await asking
+
+    assert len(with_connection(bus, work)[0]) == len(USAGE)
+    errors = [call.communicate(timeout=DEADLINE_S)[1] for call in flood]
+    assert sorted(errors) == [""] * 2 + ["Call failed: too many calls wait for the history\n"] * (len(flood) - 2)
+
+
+def test_one_user_keeps_nobody_from_a_reload(bus: PrivateBus, served: Serving, node: FakeNode) -> None:
+    """By calls of which polkit asks a person, which may take minutes."""
+
+    def work() -> int:
+        flood = start_calls(bus, dbus.MAX_DECISIONS + 3, "Reload")
+        eventually(lambda: ended(flood) == len(flood) - dbus.MAX_LONG_OF_ONE)
+        reloaded = bus.call("Reload")
+        for call in flood:
+            call.kill()
+            call.communicate()
+        return reloaded.returncode
+
+    assert served.do(with_polkit(bus.address, lambda _call: None, work))[0] == 0
+    assert node.reloads == 1

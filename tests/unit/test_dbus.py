@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from kubenpu.api import dbus as api
 from kubenpu.api.fields import MAX_ROWS, MAX_WORKLOADS
+from kubenpu.exporters.dbus import Places
 from kubenpu.exporters.dbus_calls import Answers, find_special, signal_message
 from kubenpu.exporters.dbus_client import (
     parse_allocation,
@@ -351,3 +353,35 @@ def test_any_text_goes_over_the_wire(text: str) -> None:
     ((row,), total) = page(view=view)
     assert total == 1
     assert (row.get("Unit", "") == "") == (text == "")
+
+
+# ---- calls that take long ----
+
+
+def test_places_are_for_several_users_and_for_root_beside_them() -> None:
+    async def fill() -> None:
+        places, forever = Places(3), asyncio.Event()
+
+        def ask(user: int) -> bool:
+            free = places.free_for(user)
+            if free:
+                places.begin(user, wait(forever))
+            return free
+
+        asked = {user: [ask(user) for _ in range(3)] for user in (1000, 1001, 1002, 0)}
+        assert asked == {
+            1000: [True, True, False],
+            1001: [True, False, False],
+            1002: [False, False, False],
+            0: [True, True, False],
+        }
+        forever.set()
+        await asyncio.gather(*places)
+        assert (len(places), ask(1002)) == (0, True)
+        await asyncio.gather(*places)
+
+    asyncio.run(fill())
+
+
+async def wait(event: asyncio.Event) -> None:
+    await event.wait()

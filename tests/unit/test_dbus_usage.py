@@ -11,9 +11,10 @@ import pytest
 
 from kubenpu.api import dbus as api
 from kubenpu.api.fields import MAX_ROWS, MAX_USAGE_GROUPS
+from kubenpu.exporters import dbus_client
 from kubenpu.exporters.dbus_calls import Answers
 from kubenpu.exporters.dbus_client import USAGE_TRIES, NodeClient
-from kubenpu.exporters.dbus_connection import from_wire
+from kubenpu.exporters.dbus_connection import CallError, from_wire
 from kubenpu.exporters.dbus_next_parts import MessageType
 from kubenpu.history.report import read_page
 from kubenpu.history.snapshot import Names
@@ -129,3 +130,26 @@ def test_a_history_that_changes_between_two_pages_is_read_again(tmp_path: Path) 
     with Client(rig, more) as client, pytest.raises(SourceError, match="the history changes"):
         client.usage("pod", 0, 10**10)
     assert client.calls == 2 * USAGE_TRIES
+
+
+class Refused(Client):
+    """So many times, because others wait."""
+
+    def __init__(self, rig: Rig, times: float) -> None:
+        super().__init__(rig, self.refuse)
+        self.times = times
+
+    def refuse(self) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise CallError(api.LIMITS_EXCEEDED, "too many calls wait for the history")
+
+
+def test_who_finds_all_places_taken_tries_again_for_a_moment(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dbus_client, "BUSY_PAUSE_S", 0)
+    with Refused(rig, 3) as client:
+        assert add_up(client.usage("namespace", 0, 10**10))
+    assert client.calls == 3 + 1
+    monkeypatch.setattr(dbus_client, "BUSY_S", 0)
+    with Refused(rig, float("inf")) as client, pytest.raises(CallError, match="too many calls"):
+        client.usage("namespace", 0, 10**10)

@@ -8,10 +8,12 @@ Errors of SQLite become SourceError here.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -179,25 +181,42 @@ def open_for_writing(path: Path, migrations: Sequence[str] = MIGRATIONS) -> sqli
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Changes nothing. Raises SourceError when there is no history."""
+    _refuse_unreadable(path)
+    mode = "ro&immutable=1" if _is_alone(path.resolve()) else "ro"
+    with explained(path, READ_REMEDY):
+        connection = sqlite3.connect(_uri(path, mode), timeout=READ_BUSY_S, isolation_level=None, uri=True)
+        try:
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            _refuse_later(connection, path, MIGRATIONS)
+            _refuse_other(connection, path, MIGRATIONS)
+            _refuse_earlier(connection, path)
+        except (sqlite3.Error, SourceError) as error:
+            connection.close()
+            if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                remedy = f"Copy it and {path.name}-wal to a directory in which this user can write"
+                raise SourceError(f"{path}: its log cannot be read where nothing can be written", remedy) from error
+            raise
+    return connection
+
+
+def _refuse_unreadable(path: Path) -> None:
     try:
-        path.stat()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SourceError(f"{path} is no history: no regular file", READ_REMEDY)
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError as error:
         raise SourceError(
             f"there is no history at {path}", "kubenpud writes it, unless history.enabled is false"
         ) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", "Run as root to see it") from error
-    with explained(path, READ_REMEDY):
-        connection = sqlite3.connect(_uri(path, "ro"), timeout=READ_BUSY_S, isolation_level=None, uri=True)
-        try:
-            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            _refuse_later(connection, path, MIGRATIONS)
-            _refuse_earlier(connection, path)
-            _refuse_other(connection, path, MIGRATIONS)
-        except (sqlite3.Error, SourceError):
-            connection.close()
-            raise
-    return connection
+
+
+def _is_alone(path: Path) -> bool:
+    """Nobody has it open, all that was stored is in it, and SQLite cannot make the files that it wants beside it."""
+    beside = any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-shm"))
+    return not beside and not os.access(path.parent, os.W_OK, effective_ids=True)
 
 
 def cut_log(path: Path) -> None:

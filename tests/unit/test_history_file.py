@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,6 +20,8 @@ from kubenpu.history.upkeep import AT_ONCE, Bounds
 from kubenpu.model.errors import SourceError
 from kubenpu.model.usage import ACTIVE_MS, BY_ACTIVITY_MS
 from tests.fakes.history_rig import BEGIN_MS, DAY_MS, HOUR_MS, JOB, QUARTER_MS, SSH, WEB, Rig
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -199,6 +204,88 @@ def test_a_history_that_cannot_be_looked_at_is_an_error_with_its_remedy(tmp_path
     with pytest.raises(SourceError, match="Not a directory") as caught:
         schema.open_for_reading(tmp_path / "file" / "usage.db")
     assert caught.value.remedy
+
+
+@pytest.fixture
+def shown() -> Iterator[Rig]:
+    """In a directory that any user may look into; pytest's are for one."""
+    with TemporaryDirectory(prefix="kubenpu-test-") as directory:
+        Path(directory).chmod(0o755)
+        rig = Rig(Path(directory) / "state" / "usage.db")
+        rig.call(WEB, 5)
+        rig.step()
+        yield rig
+        rig.recorder.close()
+
+
+@contextmanager
+def who_writes_nothing(directory: Path) -> Iterator[None]:
+    """A user who may read all in this directory."""
+    for path in directory.iterdir():
+        path.chmod(0o444)
+    directory.chmod(0o555)
+    try:
+        with not_as_root():
+            yield
+    finally:
+        directory.chmod(0o755)
+
+
+@contextmanager
+def not_as_root() -> Iterator[None]:
+    user = os.geteuid()
+    os.seteuid(user or NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_history_where_nothing_can_be_written_is_read(shown: Rig) -> None:
+    """A copy on a read-only disk, say. SQLite would make its own files beside it."""
+    shown.recorder.close()
+    assert sorted(path.name for path in shown.path.parent.iterdir()) == ["usage.db", "usage.db-lock"]
+    with who_writes_nothing(shown.path.parent):
+        assert shown.submits()["web-0"] == 5
+
+
+def test_a_log_where_nothing_can_be_written_is_not_left_out(shown: Rig) -> None:
+    """All that was stored is in the log still; to read that, SQLite needs the third file, or to make it."""
+    log = shown.path.with_name("usage.db-wal")
+    assert log.stat().st_size
+    with who_writes_nothing(shown.path.parent):
+        assert shown.submits()["web-0"] == 5
+    copied = shown.path.parents[1] / "copied"
+    copied.mkdir()
+    for path in (shown.path, log):
+        shutil.copy(path, copied)
+    with who_writes_nothing(copied), pytest.raises(SourceError, match="its log cannot be read") as caught:
+        schema.open_for_reading(copied / "usage.db")
+    assert "usage.db-wal" in caught.value.remedy
+
+
+def test_a_history_that_this_user_may_not_read_is_said_to_be_so(shown: Rig) -> None:
+    shown.path.parent.chmod(0o755)
+    shown.path.chmod(0)
+    with not_as_root(), pytest.raises(SourceError, match="Permission denied") as caught:
+        schema.open_for_reading(shown.path)
+    assert "as root" in caught.value.remedy
+
+
+def test_what_is_no_file_is_no_history(tmp_path: Path) -> None:
+    """SQLite would wait for who writes into a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(SourceError, match="no regular file") as caught:
+            schema.open_for_reading(path)
+        assert caught.value.remedy == schema.READ_REMEDY
+
+
+def test_another_database_is_no_earlier_history(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "usage.db")) as connection:
+        connection.execute("CREATE TABLE bookmarks (address TEXT)")
+    with pytest.raises(CorruptError, match="its tables are others"):
+        schema.open_for_reading(tmp_path / "usage.db")
 
 
 def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:

@@ -23,11 +23,14 @@ from kubenpu.cli.prices import read_prices
 from kubenpu.cli.report_lines import make_report
 from kubenpu.cli.report_output import render_csv, render_text, report_to_json
 from kubenpu.cli.report_page import plan_spans, render_page
-from kubenpu.model.errors import ConfigError, UnreachableError
+from kubenpu.model.errors import ConfigError, SourceError, UnreachableError
 from kubenpu.model.usage import BY, BY_LABEL, QUARTER_MS, UsageRow
 
 DATABASE_SECONDS, DATABASE_ROWS = 600.0, 1_000_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+Usage = Callable[[str, int, int], list[UsageRow]]
+"""By what, since and until when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Source:
 
     node: str
     simulated: bool | None
-    usage: Callable[[str, int, int], list[UsageRow]]
+    usage: Usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,12 +118,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _source(args: argparse.Namespace) -> Iterator[Source]:
     if args.database:
-        from kubenpu.history.report import read_usage  # noqa: PLC0415 - SQLite
-
-        def read(by: str, since: int, until: int) -> list[UsageRow]:
-            return read_usage(args.database, by, since, until, deadline_s=DATABASE_SECONDS, max_rows=DATABASE_ROWS)
-
-        yield Source("", None, read)
+        yield Source("", None, _reader(args.database))
         return
     try:
         with Feed(args) as feed:
@@ -128,6 +126,20 @@ def _source(args: argparse.Namespace) -> Iterator[Source]:
             yield Source(node.node, node.simulated, feed.read_usage)
     except UnreachableError as error:
         raise UnreachableError(error.cause, f"{error.remedy}; or name its --database".lstrip("; ")) from error
+
+
+def _reader(path: Path) -> Usage:
+    from kubenpu.history.report import check_file, read_usage  # noqa: PLC0415 - SQLite
+
+    try:
+        check_file(path)
+    except SourceError as error:
+        raise ConfigError(error.cause, error.remedy) from error
+
+    def read(by: str, since: int, until: int) -> list[UsageRow]:
+        return read_usage(path, by, since, until, deadline_s=DATABASE_SECONDS, max_rows=DATABASE_ROWS)
+
+    return read
 
 
 def _write(path: Path, text: str) -> None:

@@ -42,7 +42,7 @@ _TIMES = {
     "allocated_seconds": ALLOCATED_MS,
     "allocated_unused_seconds": UNUSED_MS,
 }
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the same signs in full width
 
 
 def render_text(report: Report) -> str:

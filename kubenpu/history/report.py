@@ -58,6 +58,11 @@ def check_by(by: str) -> str:
     raise SourceError(f"usage cannot be summed up by {by}", f"Use {', '.join(BY)} or {BY_LABEL}KEY")
 
 
+def check_file(path: Path) -> None:
+    """Raises SourceError when this is no file that reports can be read from."""
+    open_for_reading(path).close()
+
+
 def read_usage(
     path: Path, by: str, since: float, until: float, *, deadline_s: float, max_rows: int = 4096
 ) -> list[UsageRow]:

@@ -36,6 +36,14 @@ def test_targets_that_are_named_exist(document: str) -> None:
     assert named - targets == set()
 
 
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "HACKING.md"])
+def test_parts_of_modules_that_are_named_exist(document: str) -> None:
+    named = set(re.findall(r"`(?:\w+\.)?(_[a-z]\w*|_[A-Z]\w*)(?:\(\))?`", (ROOT / document).read_text()))
+    text = "\n".join(path.read_text() for path in files(".py", below="kubenpu"))
+    assert named
+    assert {name for name in named if not re.search(rf"^ *(?:(?:async )?def |class )?{name}\b", text, re.M)} == set()
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     (command,) = re.findall(r"^exec (make \w+)", (ROOT / ".ci/run").read_text(), re.M)
     assert f"\n{command} " in README

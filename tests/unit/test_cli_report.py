@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,19 @@ def test_command_says_when_nothing_is_stored(rig: Rig, capsys: pytest.CaptureFix
 def test_command_refuses(rig: Rig, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(rig, *words) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_is_no_history_is_misuse(rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As any other file that is named on the command line; what a history lacks is another matter."""
+    (tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/bash\n" * 40)
+    for path in (tmp_path / "none", tmp_path / "text", tmp_path):
+        assert cli.main(["report", "--database", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+    with closing(sqlite3.connect(rig.path)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE workload SET pod = CAST(x'ff' AS TEXT) WHERE pod != ''")
+    assert run(rig, "--by", "pod") == 1
+    assert "UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["weather", "label:", "label:a\nb"])

@@ -109,6 +109,14 @@ def test_csv_for_spreadsheets() -> None:
     assert len({len(row) for row in csv.reader(io.StringIO(render_csv(made)))}) == 1
 
 
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_no_cell_begins_like_a_formula(sign: str) -> None:
+    """Annotations may be any text, also in full width, which some spreadsheets read as the same."""
+    name = f"{sign}1+1"
+    made = report([device(GPU, HOUR, HOUR), work(name, GPU, HOUR)])
+    assert next(csv.DictReader(io.StringIO(render_csv(made))))["namespace"] == f"'{name}"
+
+
 def test_json_for_programs() -> None:
     document = json.loads(json.dumps(report_to_json(report(prices=PRICES), "node-1", True)))
     assert (document["split"], document["node"], document["simulated"]) == (SPLIT, "node-1", True)

@@ -25,12 +25,12 @@ CLOCK_SET_MS = 5 * 60 * 1000
 """A clock that moves by more was wrong."""
 
 AT_ONCE = 10
-"""Intervals dropped for their age at a time: ten times as many as come, and few enough for a clock that errs."""
+"""Intervals dropped at a time: ten times as many as come, and for their age few enough for a clock that errs."""
 
-AT_ONCE_FOR_SIZE = 60
+PAGES_AT_ONCE = 256
+"""About so much is dropped at a time when there is too much: more than a minute brings, and less than ROOM_FOR_LOG."""
+
 ROOM_FOR_LOG = 4 << 20
-"""For what a log has when it is begun anew, and the largest write, which drops so many."""
-
 SPARE_PAGES = 256
 """Free pages that stay in the file to be filled again."""
 
@@ -57,9 +57,7 @@ def clean_up(connection: sqlite3.Connection, bounds: Bounds, now_ms: int) -> Non
         _roll_up(connection, quarter_before(now_ms - MINUTES_KEPT_MS))
         old = "SELECT id FROM interval WHERE end_ms < ? ORDER BY end_ms LIMIT ?"
         _drop(connection, connection.execute(old, (now_ms - bounds.retention_days * DAY_MS, AT_ONCE)).fetchall())
-        if _used_bytes(connection) + ROOM_FOR_LOG > bounds.max_mib << 20:
-            oldest = "SELECT id FROM interval ORDER BY id LIMIT ?"
-            _drop(connection, connection.execute(oldest, (AT_ONCE_FOR_SIZE,)).fetchall())
+        _drop_for_size(connection, (bounds.max_mib << 20) - ROOM_FOR_LOG)
     if _pragma(connection, "freelist_count") > SPARE_PAGES:
         connection.execute(f"PRAGMA incremental_vacuum({SPARE_PAGES})").fetchall()
 
@@ -106,6 +104,16 @@ def _roll_up(connection: sqlite3.Connection, before_ms: int) -> None:
         connection.execute(statement)
     connection.execute("UPDATE interval SET rolled = 1, start_ms = ? WHERE id = ?", (first[3], last[0]))
     connection.execute("DELETE FROM interval WHERE rolled = 2")
+
+
+def _drop_for_size(connection: sqlite3.Connection, most_bytes: int) -> None:
+    """Old intervals may be much smaller than those that come: of them more have to go."""
+    enough = _pragma(connection, "freelist_count") + PAGES_AT_ONCE
+    while _used_bytes(connection) > most_bytes and _pragma(connection, "freelist_count") < enough:
+        oldest = connection.execute("SELECT id FROM interval ORDER BY id LIMIT ?", (AT_ONCE,)).fetchall()
+        if not oldest:
+            return
+        _drop(connection, oldest)
 
 
 def _drop(connection: sqlite3.Connection, intervals: list[tuple[int]]) -> None:

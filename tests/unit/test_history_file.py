@@ -16,6 +16,7 @@ import pytest
 from kubenpu.history import schema
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.schema import CorruptError, open_for_writing
+from kubenpu.history.snapshot import Names
 from kubenpu.history.upkeep import AT_ONCE, Bounds
 from kubenpu.model.errors import SourceError
 from kubenpu.model.usage import ACTIVE_MS, BY_ACTIVITY_MS
@@ -79,6 +80,23 @@ def test_the_file_stays_below_its_size(rig: Rig, tmp_path: Path) -> None:
     assert rig.query("SELECT MIN(id) > 1 FROM interval") == [(1,)]
     found = rig.submits()
     assert found["device"] == sum(n for name, n in found.items() if name != "device") > 0
+
+
+def test_a_node_that_became_busy_keeps_its_size(rig: Rig) -> None:
+    """Then many old intervals have to go for one that comes."""
+    rig.recorder.bounds = Bounds(retention_days=3660, max_mib=5)
+    rig.step()
+    rig.recorder._open().executescript("""
+        WITH RECURSIVE n(i) AS (VALUES (2) UNION ALL SELECT i + 1 FROM n WHERE i < 6000)
+        INSERT INTO interval SELECT i, epoch, i, i, i, 1 FROM n, interval WHERE id = 1;
+    """)
+    many: list[Names] = [("pod", "shop", f"web-{n}", "main", f"u{n}", "") for n in range(400)]
+    for _ in range(45):
+        for names in many:
+            rig.call_all(names, 1)
+        rig.step()
+    assert rig.query("SELECT COUNT(*) > 1 FROM interval WHERE id > 6000") == [(1,)]
+    assert rig.path.stat().st_size < 2 << 20
 
 
 # ---- a file that cannot be used ----

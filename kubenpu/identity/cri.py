@@ -75,7 +75,15 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
 _LARGEST_ANSWER = ("grpc.max_receive_message_length", 16 * 1024 * 1024)
-_ABSENT_TEXTS = ("no such container", "not found", "could not find")
+_ABSENT_TEXTS = (
+    "no such container",
+    "not found",
+    "could not find",
+    # cri-dockerd of what is docker's, but no pod's
+    "failed to parse the container name",
+    "failed to parse the sandbox name",
+    "not managed by kubernetes",
+)
 
 
 @dataclass(frozen=True, slots=True)

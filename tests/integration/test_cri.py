@@ -160,12 +160,15 @@ def test_sandbox_without_kubelet_labels_is_named_by_its_metadata(server: FakeCri
     [
         (grpc.StatusCode.NOT_FOUND, "gone"),
         (grpc.StatusCode.UNKNOWN, "Error: No such container: aaa"),
+        (grpc.StatusCode.UNKNOWN, 'failed to parse the container name: "train"'),
+        (grpc.StatusCode.UNKNOWN, 'container is not managed by kubernetes: "a_b_c_d_e_f"'),
         (grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService"),
     ],
 )
 def test_errors_that_mean_absent(server: FakeCri, client: CriClient, code: grpc.StatusCode, text: str) -> None:
     server.error = (code, text)
     assert client.container(A) is None
+    assert client.trouble == ""
 
 
 def test_socket_that_is_no_cri(server: FakeCri, client: CriClient) -> None:

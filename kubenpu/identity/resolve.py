@@ -43,8 +43,8 @@ GIVE_UP_S = sum(RETRY_S)
 LATER_S = 300.0
 """How long to wait from then on."""
 
-SILENCE_S = 5.0
-"""How long to wait when a runtime did not answer; it has a back-off of its own."""
+SILENCE_S = 15.0
+"""How long to wait when a runtime did not answer."""
 
 REMEMBERED_PODS = 4096
 _CRI_RUNTIMES = ("containerd", "crio")

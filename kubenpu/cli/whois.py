@@ -28,8 +28,10 @@ _V2_PREFIX = "0::"
 
 
 class _Answer(NamedTuple):
-    """`unit` and `image` as the container's engine has them, where it could be asked."""
+    """`path` is what was asked for; `identity` is whose it is, which may be who works above it. `unit` and `image` as
+    the container's engine has them, where it could be asked."""
 
+    path: str
     identity: PathIdentity
     unit: str | None
     image: str | None
@@ -105,10 +107,14 @@ def _path_of(target: str) -> str:
 def _answer(path: str, containers: Containers) -> _Answer:
     """What the path claims; and where kubenpud does not take it at its word, whose work it is instead."""
     identity, above = parse_path(path), maker(path)
-    found, reason = containers.find(identity), explain(identity)
+    reason = explain(identity)
     if above is not None and above.unit != identity.unit:
-        reason += f"; not believed below {_unit(above, containers.find(above))}, whose work it is"
-    return _Answer(identity, _unit(identity, found), found.image if found and found.image else None, reason)
+        found = containers.find(above)
+        reason += f"; not believed below {_unit(above, found)}, whose work it is"
+        identity = above
+    else:
+        found = containers.find(identity)
+    return _Answer(path, identity, _unit(identity, found), found.image if found and found.image else None, reason)
 
 
 def _unit(identity: PathIdentity, found: PlainContainer | None) -> str | None:
@@ -127,7 +133,7 @@ def _row(answer: _Answer, wide: bool) -> tuple[str | None, ...]:
         container if wide or container is None else container[:12],
         answer.unit,
         answer.reason,
-        identity.path,
+        answer.path,
     )
 
 
@@ -138,7 +144,7 @@ def _host_kind(identity: PathIdentity) -> str | None:
 def _to_json(answer: _Answer) -> dict[str, str | None]:
     identity = answer.identity
     return {
-        "path": identity.path,
+        "path": answer.path,
         "kind": identity.kind.value,
         "driver": identity.driver or "none",
         "runtime": identity.runtime,

@@ -22,7 +22,16 @@ from typing import TypeVar
 import grpc
 
 from kubenpu.identity.names import CONTAINER_MAX, IMAGE_MAX, LABEL_MAX, NAMESPACE_MAX, POD_MAX, clean_name
-from kubenpu.identity.wire import Message, nested, read_message, read_text, text_map, write_bytes, write_text
+from kubenpu.identity.wire import (
+    Message,
+    nested,
+    read_message,
+    read_numbers,
+    read_text,
+    text_map,
+    write_bytes,
+    write_text,
+)
 from kubenpu.model.errors import SourceError
 
 KNOWN_SOCKETS = tuple(
@@ -51,6 +60,7 @@ POD_UID_LABEL = "io.kubernetes.pod.uid"
 CONTAINER_NAME_LABEL = "io.kubernetes.container.name"
 
 _SANDBOX_CONTAINER_NAME = "POD"
+_READY = 0  # the state; what is not ready is 1
 _SERVICE = "/runtime.v1.RuntimeService/"
 CHANNEL_OPTIONS = (
     # The default would be the percent-encoded socket path, which strict servers refuse.
@@ -65,7 +75,15 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
 _LARGEST_ANSWER = ("grpc.max_receive_message_length", 16 * 1024 * 1024)
-_ABSENT_TEXTS = ("no such container", "not found", "could not find")
+_ABSENT_TEXTS = (
+    "no such container",
+    "not found",
+    "could not find",
+    # cri-dockerd of what is docker's, but no pod's
+    "failed to parse the container name",
+    "failed to parse the sandbox name",
+    "not managed by kubernetes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +183,12 @@ class CriClient:
         return found if found is not None and found.id == sandbox_id else None
 
     def sandbox_of_pod(self, pod_uid: str, timeout_s: float | None = None) -> SandboxInfo | None:
-        """A sandbox of the pod with this UID (all its sandboxes have the same names), None when there is none."""
+        """The sandbox of the pod with this UID, None when there is none."""
         found = self._call(self._sandboxes, _of_pod(pod_uid), _to_sandboxes, timeout_s)
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
 
     def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
-        """The UID of the pod that has this name now: of a sandbox that is ready. None when there is none."""
+        """The UID of the pod that has this name now: of the newest sandbox that is ready. None when there is none."""
         request = _with_labels({POD_NAMESPACE_LABEL: namespace, POD_NAME_LABEL: pod}, write_bytes(2, b""))
         found = self._call(self._sandboxes, request, _to_sandboxes, timeout_s)
         return next((each.pod_uid for each in found or () if (each.namespace, each.pod) == (namespace, pod)), None)
@@ -336,7 +354,17 @@ def _with_labels(labels: Mapping[str, str], state: bytes = b"") -> bytes:
 
 
 def _to_sandboxes(answer: Message) -> list[SandboxInfo]:
-    return [_to_sandbox(read_message(item), 5) for item in answer.get(1, ())]
+    return [_to_sandbox(sandbox, 5) for sandbox in _listed(answer)]
+
+
+def _listed(answer: Message) -> list[Message]:
+    """The sandboxes in it; of several that a pod has had, the one that is ready comes first, then the newest."""
+    return [read_message(sandbox) for sandbox in sorted(answer.get(1, ()), key=_age)]
+
+
+def _age(sandbox: bytes) -> tuple[int, int]:
+    numbers = read_numbers(sandbox)
+    return numbers.get(3, _READY), -numbers.get(4, 0)
 
 
 def _to_sandbox(sandbox: Message, labels: int) -> SandboxInfo:
@@ -351,8 +379,8 @@ def _to_sandbox(sandbox: Message, labels: int) -> SandboxInfo:
 
 
 def _to_labels(answer: Message, pod_uid: str, keys: Sequence[str]) -> list[dict[str, str]]:
-    """Of every sandbox of the pod; they have the same."""
-    labels = [(text_map(s, 5), text_map(s, 6)) for s in map(read_message, answer.get(1, ()))]
+    """Of every sandbox of the pod, in their order: each has the labels that the pod had when it was made."""
+    labels = [(text_map(sandbox, 5), text_map(sandbox, 6)) for sandbox in _listed(answer)]
     return [
         {key: clean_name(own.get(key) or notes[key], LABEL_MAX) for key in keys if own.get(key) or notes.get(key)}
         for own, notes in labels

@@ -13,10 +13,12 @@ How sure an answer is:
   gVisor, Kata, or a container that was removed before the first question while its pod was still known.
 * HOST: the path is outside pods; `unit` is as kubenpu.identity.cgroup.parse_path says, cleaned, or the name of the
   plain container if its engine's state has it. That state is there before the container runs, so it is asked once;
-  again, not being final, when some of it could not be read.
-* UNKNOWN: nobody confirmed it. Not final while a runtime does not answer, or until all have denied it for GIVE_UP_S, or
-  one has contradicted the path and no other confirmed it for as long. CRI-O denies a container that it is still
-  creating, so one denial means little.
+  again, for GIVE_UP_S, when some of it could not be read. So are the runtimes about containers of docker, which are
+  pods of cri-dockerd's where the kubelet makes no pod cgroups.
+* UNKNOWN: nobody confirmed it. Final, for a cgroup that is gone, when all runtimes have denied it for GIVE_UP_S, or one
+  has contradicted the path and no other confirmed it for as long. CRI-O denies a container that it is still creating,
+  so one denial means little; and the runtime that knows it may come later. A question that a runtime did not answer
+  does not count.
 """
 
 from __future__ import annotations
@@ -36,9 +38,18 @@ if TYPE_CHECKING:
 
 RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 GIVE_UP_S = sum(RETRY_S)
-"""After this long (120.5 s) of nothing but denials an unknown container stays unknown."""
+"""After this long (120.5 s) of nothing but denials an unknown container stays unknown if it is gone."""
+
+LATER_S = 300.0
+"""How long to wait from then on."""
+
+SILENCE_S = 15.0
+"""How long to wait when a runtime did not answer."""
 
 REMEMBERED_PODS = 4096
+_CRI_RUNTIMES = ("containerd", "crio")
+"""Their containers outside pods are those of a kubelet without pod cgroups, even if nobody knows them."""
+
 _SHORTEST_CALL_S = 0.02
 
 
@@ -52,9 +63,11 @@ class Runtime(Protocol):
     def sandbox_of_pod(self, pod_uid: str, timeout_s: float | None = None) -> SandboxInfo | None: ...
 
 
-def next_retry_s(attempt: int) -> float:
+def next_retry_s(attempt: int, silent: bool = False) -> float:
     """How long to wait after attempt number `attempt` (the first is 0) before asking about the same path again."""
-    return RETRY_S[max(0, min(attempt, len(RETRY_S) - 1))]
+    if silent:
+        return SILENCE_S
+    return RETRY_S[attempt] if attempt < len(RETRY_S) else LATER_S
 
 
 class Resolver:
@@ -78,7 +91,7 @@ class Resolver:
         self._pods: dict[str, SandboxInfo] = {}
 
     def resolve(self, path: str, attempt: int = 0, deadline_s: float = float("inf")) -> Resolution:
-        """Say whose work runs at `path`; `attempt` counts the earlier questions about it, see next_retry_s.
+        """Say whose work runs at `path`; `attempt` counts the earlier questions that were answered, see next_retry_s.
 
         Takes at most `deadline_s`; a runtime that had no time left to answer counts as one that did not.
         """
@@ -91,7 +104,7 @@ class Resolver:
         return self._ask(claim, attempt, self._clock() + deadline_s)
 
     def resolve_many(self, attempts: Mapping[str, int], deadline_s: float) -> dict[str, Resolution]:
-        """Resolve paths (with the number of earlier questions) for at most `deadline_s`, never-asked ones first.
+        """Resolve paths (with the number of earlier answers) for at most `deadline_s`, never-answered ones first.
 
         A path that is missing in the answer was not reached; ask again with the same number.
         """
@@ -108,7 +121,8 @@ class Resolver:
         pod = self._pods.get(uid_key(claim.pod_uid or ""))
         if pod is not None and claim.container_id is None:
             return _whole_pod(pod, f"{explain(claim)}; the pod was confirmed earlier")
-        silent, refused = [], ""
+        silent: list[str] = []
+        refused = ""
         runtimes = self._runtimes()
         for runtime in runtimes:
             try:
@@ -119,10 +133,10 @@ class Resolver:
             if confirmed is not None and confirmed.owner.kind is OwnerKind.POD:
                 return confirmed
             refused = refused or (confirmed.reason if confirmed else "")
-        if not runtimes:
-            return _unknown(claim, "no container runtime socket was found", final=False)
-        if silent:
-            return _unknown(claim, "; ".join(silent), final=False)
+        if claim.kind is PathKind.PLAIN_CONTAINER:
+            return self._host(claim, explain(claim), attempt, silent)
+        if silent or not runtimes:
+            return _unknown(claim, "; ".join(silent) or "no container runtime socket was found", silent=True)
         if refused:
             return _unknown(claim, refused, final=attempt >= len(RETRY_S))
         return self._denied(claim, attempt, ", ".join(runtime.name for runtime in runtimes))
@@ -154,9 +168,9 @@ class Resolver:
 
     def _accept_container(self, claim: PathIdentity, container: ContainerInfo, runtime: str) -> Resolution:
         if not _same_pod(claim, container.pod_uid):
-            return _unknown(claim, f"{runtime} knows the container, but as another pod's than the path says", False)
+            return _unknown(claim, f"{runtime} knows the container, but as another pod's than the path says")
         if not (container.namespace and container.pod):
-            return _unknown(claim, f"{runtime} knows the container, but no name of its pod", False)
+            return _unknown(claim, f"{runtime} knows the container, but no name of its pod")
         self._remember(SandboxInfo("", container.namespace, container.pod, container.pod_uid))
         owner = Owner(
             OwnerKind.POD,
@@ -171,27 +185,28 @@ class Resolver:
 
     def _accept_sandbox(self, claim: PathIdentity, sandbox: SandboxInfo, runtime: str) -> Resolution:
         if not _same_pod(claim, sandbox.pod_uid):
-            return _unknown(claim, f"{runtime} knows the sandbox, but as another pod's than the path says", False)
+            return _unknown(claim, f"{runtime} knows the sandbox, but as another pod's than the path says")
         self._remember(sandbox)
         return _whole_pod(sandbox, f"sandbox of the pod, confirmed by {runtime}: work of the pod as a whole")
 
     def _denied(self, claim: PathIdentity, attempt: int, asked: str) -> Resolution:
         """Every runtime answered, none knows the container: too early, or it is gone."""
         if attempt < len(RETRY_S):
-            return _unknown(claim, f"not known to {asked}", final=False)
+            return _unknown(claim, f"not known to {asked}")
         pod = self._pods.get(uid_key(claim.pod_uid or ""))
         if pod is not None:
             return _whole_pod(pod, f"container gone before {asked} was asked about it; its pod was confirmed")
-        if claim.pod_uid is None:
+        if claim.pod_uid is None and claim.runtime not in _CRI_RUNTIMES:
             return self._host(claim, f"{explain(claim)}; container not known to {asked}", attempt)
         return _unknown(claim, f"not known to {asked} for {GIVE_UP_S:.0f} s", final=True)
 
-    def _host(self, claim: PathIdentity, reason: str, attempt: int) -> Resolution:
-        found, final = None, True
+    def _host(self, claim: PathIdentity, reason: str, attempt: int, silent: Sequence[str] = ()) -> Resolution:
+        """`silent`: why it may be somebody else's."""
+        found, troubles = None, list(silent)
         try:
             found = self._find_container(claim)
         except SourceError as error:
-            reason, final = f"{reason}; {error.cause}", attempt >= len(RETRY_S)
+            troubles.append(error.cause)
         owner = Owner(
             OwnerKind.HOST,
             unit=found.unit if found else clean_name(claim.unit or CONMON_UNIT, UNIT_MAX),
@@ -199,7 +214,7 @@ class Resolver:
             host_kind=claim.host_kind or HostKind.OTHER,
             image=found.image if found else "",
         )
-        return Resolution(owner, final, reason)
+        return Resolution(owner, not troubles or attempt >= len(RETRY_S), "; ".join((reason, *troubles)))
 
     def _remember(self, sandbox: SandboxInfo) -> None:
         """A UID is never given to a second pod, so what is remembered cannot become wrong; the oldest go."""
@@ -209,9 +224,12 @@ class Resolver:
 
 
 def _worth_asking(claim: PathIdentity) -> bool:
-    """Whether a runtime may know the place: pods, and CRI containers of a kubelet without pod cgroups."""
+    """Whether a runtime may know the place: pods, and containers of a kubelet without pod cgroups."""
     if claim.kind is PathKind.OTHER:
         return claim.container_id is not None
+    if claim.kind is PathKind.PLAIN_CONTAINER:
+        outermost = claim.container_id is not None and claim.host_kind is HostKind.CONTAINER
+        return outermost and claim.runtime == "docker"
     return claim.kind in (PathKind.POD_CONTAINER, PathKind.POD_SANDBOX_LEVEL)
 
 
@@ -226,6 +244,6 @@ def _whole_pod(sandbox: SandboxInfo, reason: str) -> Resolution:
     return Resolution(owner, True, reason)
 
 
-def _unknown(claim: PathIdentity, reason: str, final: bool) -> Resolution:
+def _unknown(claim: PathIdentity, reason: str, final: bool = False, silent: bool = False) -> Resolution:
     owner = Owner(OwnerKind.UNKNOWN, pod_uid=claim.pod_uid or "", container_id=claim.container_id or "")
-    return Resolution(owner, final, reason)
+    return Resolution(owner, final, reason, silent)

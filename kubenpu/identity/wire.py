@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protobuf wire format, as far as answers of runtimes and kubelets need it: texts, maps of texts, nested messages.
+"""The protobuf wire format, as far as answers of runtimes and kubelets need it: texts, maps of texts, nested messages,
+whole numbers.
 
 Pure. The protobuf library would add 5 MiB to kubenpud for four small messages; the tests compare both with each other.
-Numbers and other wire types are skipped; what is malformed is a ValueError.
+Other wire types are skipped; what is malformed is a ValueError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 Message = Mapping[int, list[bytes]]
 """Field number -> its length-delimited values, in order."""
@@ -19,22 +20,15 @@ _VARINT_BYTES = 10
 def read_message(data: bytes) -> Message:
     """The strings and messages in `data`."""
     found: dict[int, list[bytes]] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            _, at = _read_varint(data, at)
-            continue
-        if kind not in (_FIXED64, _BYTES, _FIXED32):
-            raise ValueError(f"wire type {kind} is not one of protobuf 3")
-        size, at = _read_varint(data, at) if kind == _BYTES else (8 if kind == _FIXED64 else 4, at)
-        if at + size > len(data):
-            raise ValueError("the message is cut short")
-        if kind == _BYTES:
-            found.setdefault(tag >> 3, []).append(data[at : at + size])
-        at += size
+    for number, value in _fields(data):
+        if isinstance(value, bytes):
+            found.setdefault(number, []).append(value)
     return found
+
+
+def read_numbers(data: bytes) -> Mapping[int, int]:
+    """The numbers in a message, the last of each field; as protobuf 3 leaves it out, 0 is one that is not there."""
+    return {number: value for number, value in _fields(data) if isinstance(value, int)}
 
 
 def read_text(message: Message, number: int) -> str:
@@ -67,6 +61,25 @@ def write_text(number: int, value: str) -> bytes:
 def write_bytes(number: int, value: bytes) -> bytes:
     """A nested message, already written."""
     return _write_varint(number << 3 | _BYTES) + _write_varint(len(value)) + value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind not in (_FIXED64, _BYTES, _FIXED32):
+            raise ValueError(f"wire type {kind} is not one of protobuf 3")
+        size, at = _read_varint(data, at) if kind == _BYTES else (8 if kind == _FIXED64 else 4, at)
+        if at + size > len(data):
+            raise ValueError("the message is cut short")
+        if kind == _BYTES:
+            yield tag >> 3, data[at : at + size]
+        at += size
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

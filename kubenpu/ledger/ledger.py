@@ -17,7 +17,7 @@ from kubenpu.ledger.merges import plan_merges
 from kubenpu.ledger.standing import UNASKED, Standing
 from kubenpu.ledger.totals import Labels, client_totals, client_usage, device_usage, dropped, usage
 from kubenpu.model.device import Device
-from kubenpu.model.identity import Resolution
+from kubenpu.model.identity import OwnerKind, Resolution
 from kubenpu.model.sample import CellMerge, HookStatus, KernelSample
 from kubenpu.model.view import SourceStatus, View
 
@@ -74,16 +74,27 @@ class Ledger:
         waiting = (c for c in sample.cgroup_ids() if not self._standing(c).final)
         return min((max(0.0, self._retry_at.get(c, now) - now) for c in waiting), default=None)
 
-    def set_resolution(self, cgroup_id: int, resolution: Resolution, retry_at: float = 0.0) -> None:
-        """Keep the resolver's answer; `retry_at` says when to ask again if it is not final."""
+    def set_resolution(self, cgroup_id: int, resolution: Resolution, retry_at: float = 0.0) -> bool:
+        """Keep the resolver's answer; `retry_at` says when to ask again if it is not final. Whether it is.
+
+        As long as a cgroup lives somebody may come who knows it. Cells are folded when it is gone, with others that
+        nobody knew: from then on no name may come.
+        """
         standing = self._standing(cgroup_id)
         if standing.final:
-            return
-        self._standings[cgroup_id] = replace(standing, owner=resolution.owner, final=resolution.final)
-        if resolution.final:
+            return True
+        gone = standing.dead_since is not None
+        final = resolution.final and (gone or resolution.owner.kind is not OwnerKind.UNKNOWN)
+        self._standings[cgroup_id] = replace(standing, owner=resolution.owner, final=final)
+        if final:
             self._retry_at.pop(cgroup_id, None)
         else:
             self._retry_at[cgroup_id] = retry_at
+        return final
+
+    def ask_again(self) -> None:
+        """At once, about all whose owner is not final."""
+        self._retry_at.clear()
 
     def alive(self, sample: KernelSample) -> tuple[int, ...]:
         """Cgroups with counts that nobody declared dead yet: the ones to look after."""

@@ -81,8 +81,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Answer of the resolver for one cgroup. `final` False: ask again later. `reason` says how it was decided."""
+    """Answer of the resolver for one cgroup. `reason` says how it was decided.
+
+    `final` False: ask again later; an UNKNOWN is final for who is gone only. `silent`: not all who may know gave an
+    answer, so that the question does not count.
+    """
 
     owner: Owner
     final: bool
     reason: str
+    silent: bool = False

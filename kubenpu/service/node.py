@@ -78,6 +78,7 @@ class Node:
         self._sources = Sources()
         self._index = CgroupIndex(cgroup_mount)
         self._attempts: dict[int, int] = {}
+        self._asked: frozenset[str] = frozenset()
         self._unowned: set[int] = set()
         self._saved_names = 0
         self._dbus_dropped: int | None = None
@@ -187,6 +188,7 @@ class Node:
         Returns after how many seconds the next of them may be asked about again, None when all owners are final.
         """
         with self._lock:
+            self._meet_runtimes()
             if self._store is not None:
                 self._store.bell.silence()  # before the reading: who rings later is in the next one
             sample = self._read()
@@ -204,9 +206,9 @@ class Node:
                 answer = answers.get(path) if path is not None else NAMELESS
                 if answer is not None:
                     attempt = self._attempts.pop(cgroup_id, 0)
-                    self._ledger.set_resolution(cgroup_id, answer, now + next_retry_s(attempt))
-                    if not answer.final:
-                        self._attempts[cgroup_id] = attempt + 1
+                    retry_at = now + next_retry_s(attempt, answer.silent)
+                    if not self._ledger.set_resolution(cgroup_id, answer, retry_at):
+                        self._attempts[cgroup_id] = attempt if answer.silent else attempt + 1
             self._save_names()
             waiting = self._ledger.to_resolve(sample, float("inf"))
             pause = self._ledger.next_retry_s(sample, now) if waiting else None
@@ -215,6 +217,14 @@ class Node:
             pods |= {each.pod_uid for each in allocations.all} if allocations is not None else set()
         self._labels.look_up(pods - {""}, RESOLVE_DEADLINE_S)
         return pause
+
+    def _meet_runtimes(self) -> None:
+        """One that was not there may know whom the others denied."""
+        names = frozenset(runtime.name for runtime in self._runtimes.clients())
+        if names - self._asked:
+            self._attempts.clear()
+            self._ledger.ask_again()
+        self._asked = names
 
     def ask_kubelet(self) -> None:
         """Which device it has given to whom; may take seconds."""

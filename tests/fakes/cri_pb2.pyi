@@ -60,6 +60,8 @@ class ListPodSandboxRequest(_Message):
 class PodSandbox(_Message):
     id: str
     metadata: PodSandboxMetadata
+    state: int
+    created_at: int
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     def __init__(
@@ -67,6 +69,8 @@ class PodSandbox(_Message):
         *,
         id: str = ...,
         metadata: PodSandboxMetadata = ...,
+        state: int = ...,
+        created_at: int = ...,
         labels: Mapping[str, str] = ...,
         annotations: Mapping[str, str] = ...,
     ) -> None: ...

@@ -29,7 +29,10 @@ UID_LABEL = "io.kubernetes.pod.uid"
 
 @dataclass
 class FakePod:
-    """A pod with its sandbox and containers (id -> name). `labels` go on top of those of the kubelet."""
+    """A pod with its sandbox and containers (id -> name). `labels` go on top of those of the kubelet.
+
+    `created_ns`: the sandbox was made. A pod that has had several is several of these.
+    """
 
     uid: str
     name: str
@@ -40,6 +43,7 @@ class FakePod:
     annotations: dict[str, str] = field(default_factory=dict)
     image: cri_pb2.ImageSpec = field(default_factory=cri_pb2.ImageSpec)
     ready: bool = True
+    created_ns: int = 10**18
 
     def sandbox_labels(self) -> dict[str, str]:
         return {
@@ -97,6 +101,8 @@ class FakeCri(FakeService):
                     metadata=pod.metadata(),
                     labels=pod.sandbox_labels(),
                     annotations=pod.annotations,
+                    state=0 if pod.ready else 1,
+                    created_at=pod.created_ns,
                 )
                 for pod in self.pods
                 if wanted.items() <= pod.sandbox_labels().items()

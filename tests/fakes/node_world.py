@@ -36,6 +36,7 @@ POD_PATH = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-conta
 POD = Owner(OwnerKind.POD, "ml", "train-0", "worker", UID, ID)
 CLAIM = Owner(OwnerKind.UNKNOWN, pod_uid=UID, container_id=ID)
 CONFIRMED, DENIED = Resolution(POD, True, "confirmed"), Resolution(CLAIM, False, "not known yet")
+GIVEN_UP = Resolution(CLAIM, True, "not known for long")
 FENTRY = HookStatus("drm_ioctl", "fentry", "", 10**9)
 FIRST_CELL = 128
 

@@ -129,6 +129,19 @@ def test_labels_and_annotations_of_a_pod(server: FakeCri, client: CriClient) -> 
     assert client.pod_labels("other", keys) is None
 
 
+def test_the_sandbox_that_is_ready_then_the_newest_tells_of_its_pod(server: FakeCri, client: CriClient) -> None:
+    """A pod was labelled anew and its sandbox made anew, as at a reboot; runtimes list them in any order."""
+    old = FakePod(UID, "train-0", "ml", BOX, labels={"team": "blue"}, ready=False, created_ns=1)
+    newer = FakePod(UID, "train-0", "ml", "d" * 64, labels={"team": "green"}, ready=False, created_ns=2)
+    ready = FakePod(UID, "train-0", "ml", "e" * 64, labels={"team": "red"}, created_ns=0)
+    for known, team in (([old, newer, ready], "red"), ([old, newer], "green")):
+        for server.pods in (known, known[::-1]):
+            assert client.pod_labels(UID, ["team"]) == {"team": team}
+            box = client.sandbox_of_pod(UID)
+            assert box is not None
+            assert box.id == known[-1].sandbox_id
+
+
 def test_hostile_names_arrive_cleaned(server: FakeCri, client: CriClient) -> None:
     server.pods[0] = FakePod(UID, "p\n" + "x" * 400, 'n"\x1b[0m', BOX, {A: "größe\u202e"})
     container = client.container(A)
@@ -147,12 +160,15 @@ def test_sandbox_without_kubelet_labels_is_named_by_its_metadata(server: FakeCri
     [
         (grpc.StatusCode.NOT_FOUND, "gone"),
         (grpc.StatusCode.UNKNOWN, "Error: No such container: aaa"),
+        (grpc.StatusCode.UNKNOWN, 'failed to parse the container name: "train"'),
+        (grpc.StatusCode.UNKNOWN, 'container is not managed by kubernetes: "a_b_c_d_e_f"'),
         (grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService"),
     ],
 )
 def test_errors_that_mean_absent(server: FakeCri, client: CriClient, code: grpc.StatusCode, text: str) -> None:
     server.error = (code, text)
     assert client.container(A) is None
+    assert client.trouble == ""
 
 
 def test_socket_that_is_no_cri(server: FakeCri, client: CriClient) -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from kubenpu.identity.containers import PlainContainer
 from kubenpu.identity.cri import ContainerInfo, SandboxInfo
-from kubenpu.identity.resolve import GIVE_UP_S, REMEMBERED_PODS, RETRY_S, Resolver, next_retry_s
+from kubenpu.identity.resolve import (
+    GIVE_UP_S,
+    LATER_S,
+    REMEMBERED_PODS,
+    RETRY_S,
+    SILENCE_S,
+    Resolver,
+    next_retry_s,
+)
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import HostKind, Owner, OwnerKind, PathIdentity
 
@@ -86,6 +94,10 @@ def resolver(*runtimes: FakeRuntime, nested_node: bool = False) -> Resolver:
         (f"/kata_overhead/{BOX}", TRAIN_POD),
         (f"/system.slice/cri-containerd-{A}.scope", TRAIN),
         (f"/k8s.io/{BOX}", TRAIN_POD),
+        (f"/docker/{A}", TRAIN),
+        (f"/docker/{A}/docker/{B}", TRAIN),
+        (f"/system.slice/docker-{A}.scope/init", TRAIN),
+        (f"/docker/{BOX}", TRAIN_POD),
     ],
 )
 def test_confirmed_by_the_runtime(path: str, owner: Owner) -> None:
@@ -100,7 +112,9 @@ def test_confirmed_by_the_runtime(path: str, owner: Owner) -> None:
         ("/", host("/", HostKind.OTHER)),
         ("/system.slice/containerd.service", host("containerd.service", HostKind.UNIT)),
         ("/user.slice/user-1000.slice/session-3.scope", host("session-3.scope", HostKind.SESSION)),
-        (f"/docker/{A}", host("docker-aaaaaaaaaaaa", HostKind.CONTAINER, A)),
+        (f"/libpod_parent/libpod-{A}", host("podman-aaaaaaaaaaaa", HostKind.CONTAINER, A)),
+        (f"/user.slice/user-7.slice/user@7.service/docker/{A}", host("user@7.service", HostKind.SESSION)),
+        (f"/system.slice/mine.service/docker/{A}", host("mine.service", HostKind.UNIT)),
         (f"/system.slice/kepler.service/libpod-payload-{A}", host("kepler.service", HostKind.UNIT)),
         ("/slurm/uid_1/job_2", host("slurm:2", HostKind.JOB)),
         ("/lxc.payload.web/init.scope", host("lxc.payload.web", HostKind.MACHINE)),
@@ -122,7 +136,7 @@ def test_plain_container_has_the_name_that_its_engine_knows() -> None:
         asked.append(claim.unit)
         return PlainContainer("docker:kind", "kindest/node:v1.34") if claim.container_id == A else None
 
-    one = Resolver(lambda: [FakeRuntime()], find_container=find)
+    one = Resolver(lambda: [FakeRuntime(containers={})], find_container=find)
     named = Owner(
         OwnerKind.HOST, unit="docker:kind", host_kind=HostKind.CONTAINER, container_id=A, image="kindest/node:v1.34"
     )
@@ -130,6 +144,25 @@ def test_plain_container_has_the_name_that_its_engine_knows() -> None:
         assert one.resolve(path).owner == named
     assert one.resolve(f"/docker/{B}").owner == host("docker-bbbbbbbbbbbb", HostKind.CONTAINER, B)
     assert set(asked) == {"docker-aaaaaaaaaaaa", "docker-bbbbbbbbbbbb"}
+
+
+@pytest.mark.parametrize("pods", [{}, {INNER: ContainerInfo(INNER, "", "", "", "")}], ids=["unknown", "no pod's"])
+def test_container_of_docker_that_is_no_pods_has_its_name_at_once(pods: dict[str, ContainerInfo]) -> None:
+    """What it makes below itself is not asked about, whatever it is called."""
+    named = host("docker-dddddddddddd", HostKind.CONTAINER, INNER)
+    runtime = FakeRuntime(containers={A: ContainerInfo(A, "worker", "ml", "train-0", UID), **pods})
+    for path in (f"/docker/{INNER}", f"/docker/{INNER}/docker/{A}", f"/docker/{INNER}{PATH}"):
+        answer = resolver(runtime).resolve(path)
+        assert (answer.owner, answer.final) == (named, True)
+    assert set(runtime.asked) == {INNER}
+
+
+def test_container_of_docker_waits_no_longer_than_others_for_a_silent_runtime() -> None:
+    down = FakeRuntime(down=True)
+    answers = [resolver(down).resolve(f"/docker/{INNER}", attempt) for attempt in range(LAST + 1)]
+    assert [(answer.final, answer.silent) for answer in answers] == [(False, False)] * LAST + [(True, False)]
+    assert "down" in answers[0].reason
+    assert resolver(down, FakeRuntime()).resolve(f"/docker/{A}").owner == TRAIN
 
 
 def test_forged_pod_below_a_container_stays_with_the_container() -> None:
@@ -160,7 +193,7 @@ def test_pod_named_below_who_manages_cgroups_is_theirs(above: str, owner: Owner)
     runtime = FakeRuntime()
     for path in (above + PATH, above + PATH_B, f"{above}/cri-containerd-{B}.scope", f"{above}/k8s.io/{B}"):
         assert resolver(runtime).resolve(path).owner == owner
-    assert runtime.asked == []
+    assert {A, B, UID, UID_B}.isdisjoint(runtime.asked)
 
 
 def test_nested_node_has_its_pods_below_a_container() -> None:
@@ -243,27 +276,39 @@ def test_container_gone_before_the_first_question_belongs_to_its_pod() -> None:
     assert one.resolve(SLICE).owner == TRAIN_POD
 
 
-def test_cri_container_without_pod_and_runtime_is_of_the_host_in_the_end() -> None:
+@pytest.mark.parametrize("path", [f"/system.slice/cri-containerd-{A}.scope", f"/k8s.io/{A}", f"/crio-{A}.scope"])
+def test_cri_container_without_pod_is_nobodys_until_a_runtime_knows_it(path: str) -> None:
+    """It is a pod's, of a kubelet without pod cgroups. As the host's it would be charged twice when its name comes."""
     one = resolver(FakeRuntime(containers={}, sandboxes={}))
-    path = f"/system.slice/cri-containerd-{A}.scope"
-    assert one.resolve(path, 0).owner.kind is OwnerKind.UNKNOWN
-    assert one.resolve(path, LAST).owner == host("containerd-aaaaaaaaaaaa", HostKind.CONTAINER, A)
+    for attempt in (0, LAST):
+        assert one.resolve(path, attempt).owner == Owner(OwnerKind.UNKNOWN, container_id=A)
+    assert resolver(FakeRuntime()).resolve(path, LAST + 1).owner == TRAIN
+
+
+def test_sandbox_of_kata_without_pod_and_runtime_is_of_the_host_in_the_end() -> None:
+    one = resolver(FakeRuntime(containers={}, sandboxes={}))
+    assert one.resolve(f"/vc/{A}", 0).owner.kind is OwnerKind.UNKNOWN
+    assert one.resolve(f"/vc/{A}", LAST).owner == host("kata-aaaaaaaaaaaa", HostKind.CONTAINER, A)
 
 
 def test_runtime_that_is_down_is_never_taken_as_a_denial() -> None:
+    """Nor is there an end to questions that nobody answered."""
     answer = resolver(FakeRuntime(down=True)).resolve(PATH, 1000)
     assert (answer.owner.kind, answer.final, answer.reason) == (OwnerKind.UNKNOWN, False, "/run/a.sock is down")
+    assert answer.silent
+    assert not resolver(FakeRuntime(containers={}, sandboxes={})).resolve(PATH, 1000).silent
 
 
 def test_no_runtime_at_all_is_not_final() -> None:
     answer = resolver().resolve(PATH, 1000)
-    assert (answer.owner.kind, answer.final) == (OwnerKind.UNKNOWN, False)
+    assert (answer.owner.kind, answer.final, answer.silent) == (OwnerKind.UNKNOWN, False, True)
 
 
 def test_several_runtimes_any_may_confirm_and_all_must_deny() -> None:
     down, empty = FakeRuntime("/run/down.sock", down=True), FakeRuntime("/run/empty.sock", {}, {})
     assert resolver(down, empty, FakeRuntime()).resolve(PATH).owner == TRAIN
-    assert resolver(down, empty).resolve(PATH, LAST).final is False
+    answer = resolver(down, empty).resolve(PATH, LAST)
+    assert (answer.final, answer.silent) == (False, True)
     assert resolver(empty, empty).resolve(PATH, LAST).final is True
 
 
@@ -289,6 +334,7 @@ def test_time_used_up_in_the_middle_is_no_denial() -> None:
     runtime = FakeRuntime(containers={}, sandboxes={}, spend=spend)
     answer = Resolver(lambda: [runtime], clock=lambda: now[0]).resolve(PATH, LAST, deadline_s=1.0)
     assert (answer.owner.kind, answer.final, len(runtime.asked)) == (OwnerKind.UNKNOWN, False, 1)
+    assert answer.silent
 
 
 def test_memory_of_pods_is_bounded() -> None:
@@ -307,4 +353,5 @@ def test_retry_schedule_grows_and_ends_where_it_says() -> None:
     waits = [next_retry_s(attempt) for attempt in range(LAST)]
     assert waits == sorted(waits)
     assert sum(waits) == GIVE_UP_S == pytest.approx(120.5)
-    assert next_retry_s(10**9) == waits[-1]
+    assert next_retry_s(LAST) == next_retry_s(10**9) == LATER_S
+    assert {next_retry_s(attempt, silent=True) for attempt in (0, LAST)} == {SILENCE_S}

@@ -36,9 +36,26 @@ def test_json_of_all_collected_paths(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run("--stdin", "--json") == 0
     answers = json.loads(capsys.readouterr().out)
     assert [list(answer) for answer in answers] == [KEYS] * len(CASES)
-    expected = [{key: case[key] for key in KEYS if key not in UNCOLLECTED} for case in CASES]
-    assert [{key: answer[key] for key in KEYS if key not in UNCOLLECTED} for answer in answers] == expected
+    assert [answer["path"] for answer in answers] == [case["path"] for case in CASES]
     assert all(answer["reason"] for answer in answers)
+    for case, answer in zip(CASES, answers, strict=True):
+        if "not believed" in answer["reason"]:
+            assert (answer["pod_uid"], bool(answer["unit"])) == (None, True)
+        else:
+            assert {key: answer[key] for key in KEYS if key not in UNCOLLECTED} == {
+                key: case[key] for key in KEYS if key not in UNCOLLECTED
+            }
+
+
+def test_pod_that_is_not_believed_is_in_no_field(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever works in a container may give what it makes below itself any name."""
+    path = f"/docker/{A}/kubepods/pod1/{'b' * 64}"
+    assert run(path, "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert (answer["path"], answer["kind"], answer["runtime"]) == (path, "plain-container", "docker")
+    assert (answer["unit"], answer["host_kind"]) == ("docker-aaaaaaaaaaaa", "container")
+    assert (answer["pod_uid"], answer["container_id"], answer["qos"]) == (None, A, None)
+    assert "not believed below docker-aaaaaaaaaaaa" in answer["reason"]
 
 
 def test_own_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +99,7 @@ def test_a_container_has_its_name_where_its_state_can_be_read(
     assert run(f"/docker/{A}", inner, "--json") == 0
     outer, below = json.loads(capsys.readouterr().out)
     assert (outer["unit"], outer["host_kind"], outer["image"]) == ("docker:train", "container", "cuda:13")
-    assert (below["unit"], below["kind"]) == (None, "pod-container")
+    assert (below["path"], below["unit"], below["image"]) == (inner, "docker:train", "cuda:13")
     assert "not believed below docker:train" in below["reason"]
     assert run(f"/docker/{A}", "-o", "wide") == 0
     assert "cuda:13" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.identity.wire import nested, read_message, read_text, text_map, write_bytes, write_text
+from kubenpu.identity.wire import nested, read_message, read_numbers, read_text, text_map, write_bytes, write_text
 from tests.fakes import cri_pb2
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=300)
@@ -38,6 +38,14 @@ def test_a_selector_is_read_by_the_library_as_it_was_meant(key: str, value: str)
     selector = write_bytes(3, write_text(1, key) + write_text(2, value))
     request = cri_pb2.ListPodSandboxRequest.FromString(write_bytes(1, selector))
     assert dict(request.filter.label_selector) == {key: value}
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), TEXTS)
+def test_numbers_are_read_as_the_library_wrote_them(state: int, created_at: int, sandbox_id: str) -> None:
+    data = cri_pb2.PodSandbox(id=sandbox_id, state=state, created_at=created_at).SerializeToString()
+    numbers = read_numbers(data)
+    assert (numbers.get(3, 0), numbers.get(4, 0)) == (state, created_at)
+    assert read_text(read_message(data), 1) == sandbox_id
 
 
 def test_numbers_and_unknown_fields_are_skipped() -> None:

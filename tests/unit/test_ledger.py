@@ -93,6 +93,23 @@ def test_a_final_answer_stays() -> None:
     assert show(book, sample([Cell(8, 70, 0, 0, counts(3))])).usage[0].owner == POD
 
 
+def test_who_lives_may_still_get_a_name_and_who_is_gone_may_not() -> None:
+    """What is gone is folded with others that nobody knew: a name would take their calls, too."""
+    book, reading = ledger(), sample([Cell(8, 70, 0, 0, counts(3)), Cell(9, 71, 0, 0, counts(4))])
+    unknown = Resolution(CLAIM, True, "not known for long")
+    book.mark_dead(71, 1.0)
+    for cgroup_id, final in ((70, False), (71, True)):
+        assert book.set_resolution(cgroup_id, unknown, retry_at=5) is final
+    assert book.to_resolve(reading, now=4) == ()
+    book.ask_again()
+    assert book.to_resolve(reading, now=4) == (70,)
+    assert list(book.names()) == [71]
+    for cgroup_id in (70, 71):
+        assert book.set_resolution(cgroup_id, Resolution(POD, True, "cri"))
+    shown = {usage.owner: usage.counts.calls[0] for usage in show(book, reading).usage}
+    assert shown == {POD: 3, CLAIM: 4}
+
+
 def test_the_departed_total_is_not_a_usage() -> None:
     reading = sample([Cell(0, 0, 0, 0, counts(5)), Cell(8, 70, 0, 0, counts(3))])
     view = show(ledger(c70=POD), reading)

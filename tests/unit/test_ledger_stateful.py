@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kubenpu.ledger.ledger import Ledger, NodeFacts
-from kubenpu.ledger.standing import series_owner
+from kubenpu.ledger.standing import NOBODY, series_owner
 from kubenpu.model.identity import Owner, OwnerKind, Resolution
 from kubenpu.model.sample import ZERO, Counts
 from kubenpu.model.view import View
@@ -28,6 +30,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(RETENTION_S, boot_unix_s=0.0)
         self.owners: dict[int, Owner] = {}
         self.alive: dict[Owner, int] = {}
+        self.made: Counter[tuple[Owner, str]] = Counter()
         self.now = 1.0
         self.shown: Series = {}
         self.retired_early = 0
@@ -39,6 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.alive[owner] = len(self.owners) + 1
             self.owners[self.alive[owner]] = owner
         self.kernel.call(self.alive[owner], device, kind, int(self.now * 1e9))
+        self.made[series_owner(owner), DEVICES[device]] += 1
 
     @rule(owner=st.sampled_from(OWNERS))
     def die(self, owner: Owner) -> None:
@@ -49,13 +53,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(
-        answer=st.sampled_from(["final", "final", "wrong guess", "none"]), part=st.sampled_from([None, None, 0, 1, 3])
+        answer=st.sampled_from(["final", "final", "wrong guess", "denied", "none"]),
+        part=st.sampled_from([None, None, 0, 1, 3]),
     )
     def daemon_cycle(self, answer: str, part: int | None) -> None:
         """Ask whose it is, find the dead, fold; perhaps get killed after the first `part` merges."""
         sample = self.kernel.sample(int(self.now * 1e9))
         for cgroup_id in self.ledger.to_resolve(sample, self.now):
-            if answer != "none":
+            if answer == "denied":
+                self.ledger.set_resolution(cgroup_id, Resolution(NOBODY, True, "test"), self.now + 0.1)
+            elif answer != "none":
                 owner = self.owners[cgroup_id] if answer == "final" else OWNERS[cgroup_id % len(OWNERS)]
                 self.ledger.set_resolution(cgroup_id, Resolution(owner, answer == "final", "test"), self.now + 0.1)
         for cgroup_id in self.ledger.alive(sample):
@@ -87,6 +94,15 @@ class LedgerMachine(RuleBasedStateMachine):
             self.call(owner, 0, 0)
         assert sum(self.kernel.lost.values()) == lost
 
+    @rule()
+    def end_unknown(self) -> None:
+        """All die and are denied for long; a runtime that knows them comes when they are folded."""
+        for owner in OWNERS:
+            self.die(owner)
+        for answer in ("denied", "denied", "final"):
+            self.daemon_cycle(answer, None)
+            self.now += 0.5
+
     def view(self) -> View:
         return self.ledger.view(self.kernel.sample(int(self.now * 1e9)), DEVICES, FACTS)
 
@@ -111,6 +127,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert all(new >= old for new, old in zip(counts.calls, old.calls, strict=True))
             assert counts.wait_ns >= old.wait_ns
         self.shown = self.series(view)
+
+    @invariant()
+    def nobody_has_calls_of_others(self) -> None:
+        for key, (_, counts) in self.series(self.view()).items():
+            assert sum(counts.calls) <= self.made[key]
 
     @staticmethod
     def series(view: View) -> Series:

@@ -14,7 +14,7 @@ import pytest
 
 from kubenpu.identity import containers, podresources
 from kubenpu.identity.cgroup import parse_path
-from kubenpu.identity.resolve import RETRY_S
+from kubenpu.identity.resolve import LATER_S, RETRY_S
 from kubenpu.kernel.pins import STATE_NAME
 from kubenpu.ledger.names import NAMES_NAME
 from kubenpu.model.allocation import Allocation, Allocations, Claimed, Listing
@@ -64,7 +64,7 @@ def test_a_cgroup_that_nobody_can_name_does_not_keep_the_daemon_busy(world: Worl
     """Gone before it was looked for, and the kernel had no room for its name or may not read it."""
     world.work(70, None)
     world.work(71, "/", truncated=True)
-    for pause in (*RETRY_S, RETRY_S[-1]):
+    for pause in (*RETRY_S, LATER_S):
         assert node.resolve() == pause
         world.now += pause
     assert world.resolver.asked == []

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     epoch = ids.one("epoch", "name", snapshot.epoch)
     connection.execute("DELETE FROM stored")
     connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, interval.boot_end_ms, interval.end_ms))
-    devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
+    devices = {address: ids.device(address, vendor, snapshot.present) for address, vendor in snapshot.devices.items()}
     write = _Write(connection, ids, snapshot, interval, devices)
     growth = _grow(write)
     told = list(_store_told(write, base))
@@ -273,7 +273,6 @@ def _write_time(connection: sqlite3.Connection, new: Totals) -> None:
 def _store_measured(write: _Write, found: set[tuple[int, int]]) -> None:
     """What can be known of a device follows its driver; of device time and memory each interval says it by itself."""
     connection, ids, snapshot, _, devices = write
-    connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
     told = {ids.measure(name) for name in (DEVICE_NS, MEMORY_KIB_S)}
     known = {(devices[device], ids.measure(name)) for device, names in snapshot.measured.items() for name in names}
     rows = known | {(device, measure) for device, measure in found if measure not in told}
@@ -298,7 +297,6 @@ class _Ids:
         self._connection = connection
         self._measures: dict[str, int] = dict(connection.execute("SELECT name, id FROM measure"))
         self._workloads: dict[Names, int] = {}
-        self.other_driver: set[int] = set()  # devices whose vendor is another one than before
 
     def one(self, table: str, column: str, value: str) -> int:
         return self._find(table, (column,), (value,))
@@ -308,14 +306,29 @@ class _Ids:
             self._measures[name] = self._find("measure", ("name",), (name,))
         return self._measures[name]
 
-    def device(self, address: str, vendor: str | None) -> int:
-        number = self.one("device", "address", address)
-        changed = self._connection.execute(
-            "UPDATE device SET vendor = ? WHERE id = ? AND vendor IS NOT ?", (vendor, number, vendor)
-        )
-        if changed.rowcount:
-            self.other_driver.add(number)
+    def device(self, address: str, vendor: str | None, present: Collection[str]) -> int:
+        """Of an address with its driver; one that is gone keeps the driver that it had."""
+        latest = "SELECT id, vendor FROM device WHERE address = ? AND latest"
+        before = self._connection.execute(latest, (address,)).fetchone()
+        if before is None:
+            return self._add_device(address, vendor)
+        gone = vendor is None and address not in present
+        return int(before[0]) if gone or before[1] == vendor else self._change_driver(int(before[0]), address, vendor)
+
+    def _change_driver(self, before: int, address: str, vendor: str | None) -> int:
+        """What was stored stays with the driver of that time. The totals go on, so they go along."""
+        self._connection.execute("UPDATE device SET latest = 0 WHERE id = ?", (before,))
+        again = "SELECT id FROM device WHERE address = ? AND vendor IS ?"
+        row = self._connection.execute(again, (address, vendor)).fetchone()
+        number = self._add_device(address, vendor) if row is None else int(row[0])
+        self._connection.execute("UPDATE device SET latest = 1 WHERE id = ?", (number,))
+        for table in ("last", "source", "told"):
+            self._connection.execute(f"UPDATE {table} SET device = ? WHERE device = ?", (number, before))  # noqa: S608
         return number
+
+    def _add_device(self, address: str, vendor: str | None) -> int:
+        insert = "INSERT INTO device (address, vendor) VALUES (?, ?)"
+        return int(self._connection.execute(insert, (address, vendor)).lastrowid or 0)
 
     def workload(self, names: Names) -> int:
         if names not in self._workloads:

@@ -71,7 +71,7 @@ def read_usage(
 def read_page(
     path: Path, by: str, since: float, until: float, *, deadline_s: float, page: range
 ) -> tuple[list[UsageRow], int]:
-    """Rows by device, for each of them the device first, then what is unattributed, then the groups.
+    """Rows by device and driver, for each of them the device first, then what is unattributed, then the groups.
 
     `page`: which of the groups; the other rows are on every page. Also gives how many groups there are on all.
     The two times are moved back to the last whole quarter of an hour, also when that is in the future.
@@ -85,7 +85,7 @@ def read_page(
             return [], 0
         begin, end = whole(begin_ms) / 1000, whole(end_ms) / 1000
         amounts, total = _sum_up(connection, by, low, high, page)
-        found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address")
+        found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address, id")
         devices = [(number, text(address), vendor and text(vendor)) for number, address, vendor in found]
         known = _measured(connection)
     rows = []

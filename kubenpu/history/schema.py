@@ -87,7 +87,18 @@ INSERT INTO usage SELECT interval, device, workload, (SELECT id FROM measure WHE
 INSERT INTO measured SELECT device, (SELECT id FROM measure WHERE name = 'by_activity_ms')
     FROM measured WHERE measure = (SELECT id FROM measure WHERE name = 'active_ms');
 """
-MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES)
+# A device under another driver is another one. Not ALTER TABLE: what text a table has then is for SQLite to choose.
+_DRIVERS = """
+CREATE TABLE was AS SELECT id, address, vendor FROM device;
+DROP TABLE device;
+CREATE TABLE device (
+    id INTEGER PRIMARY KEY, address TEXT NOT NULL, vendor TEXT, latest INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE UNIQUE INDEX device_latest ON device (address) WHERE latest;
+INSERT INTO device (id, address, vendor) SELECT id, address, vendor FROM was;
+DROP TABLE was;
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES, _DRIVERS)
 
 _CORRUPT = (
     "SQLITE_CORRUPT",

@@ -43,7 +43,8 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Amounts of one group on one device. Of the names those are set that the usage was summed up by.
+    """Amounts of one group on one device while its driver was `vendor`. Of the names those are set that the usage was
+    summed up by.
 
     `since` and `until`: Unix time that the stored intervals begin and end, which is where the sum does. They are those
     that ended in the whole quarters of an hour that were asked for.
@@ -69,10 +70,10 @@ class UsageRow:
 
 def add_up(rows: Iterable[UsageRow]) -> bool:
     """Whether workloads and what is unattributed have the calls and the divided time of their devices."""
-    left: Counter[tuple[str, str]] = Counter()
+    left: Counter[tuple[str, str | None, str]] = Counter()
     for row in rows:
         for measure, value in row.amounts.items():
             if measure.startswith("calls.") or measure in (SHARE_MS, *RULES):
                 name = SHARE_MS if measure in RULES else measure
-                left[row.device, name] += value if row.part is Part.DEVICE else -value
+                left[row.device, row.vendor, name] += value if row.part is Part.DEVICE else -value
     return not any(left.values())

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.report import read_usage
+from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Told, Total, Values
 from kubenpu.history.upkeep import Bounds
 from kubenpu.model.usage import Part, UsageRow
@@ -137,6 +139,19 @@ class Rig:
     def times(self, measure: str, device: str = GPU) -> dict[str, int]:
         rows = [row for row in self.rows("pod") if row.device == device and measure in row.amounts]
         return {row.pod or row.unit or row.part.value: row.amounts[measure] for row in rows if row.amounts[measure]}
+
+    def make_old(self, version: int) -> None:
+        """Closes the file, and puts in its place what an earlier version would have stored."""
+        self.recorder.close()
+        old = self.path.with_name("old.db")
+        with closing(open_for_writing(old, MIGRATIONS[:version])) as connection:
+            connection.execute("ATTACH ? AS later", (str(self.path),))
+            tables = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+            for (table,) in connection.execute(tables).fetchall():
+                columns = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+                names = ", ".join(columns)
+                connection.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) SELECT {names} FROM later.{table}")
+        old.replace(self.path)
 
     def query(self, text: str) -> list[tuple[object, ...]]:
         connection = sqlite3.connect(self.path)

@@ -33,24 +33,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 # ---- what can be known ----
 
 
-def test_another_driver_lets_other_things_be_known(rig: Rig) -> None:
-    """Of what it does not let one know there is no 0, but what was counted before stays."""
-    rig.wall_ms = BEGIN_MS - MINUTE_MS
-    rig.call(WEB, 5)
-    rig.step()
-    begin = rig.wall_ms
-    rig.vendors[GPU], rig.measured[GPU] = "vfio-pci", frozenset({"calls.map"})
-    rig.step()
-
-    def known(since_ms: int, until_ms: int = 10**14) -> set[str]:
-        rows = [row for row in rig.rows("device", since_ms, until_ms) if row.device == GPU]
-        return {measure for row in rows for measure in row.amounts if measure.startswith("calls.")}
-
-    assert known(begin) == {"calls.map"}
-    assert known(0) == {"calls.map", "calls.submit"}
-    assert rig.submits() == {"device": 5, "unattributed": 0, "web-0": 5}
-
-
 # ---- who is charged ----
 
 

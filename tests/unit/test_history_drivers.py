@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device whose driver changes: what was stored keeps the driver of its time, nothing is lost or counted twice.
+
+And what can be known changes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubenpu.history.schema import open_for_writing
+from kubenpu.history.snapshot import Told
+from kubenpu.model.usage import DEVICE_NS, PRESENT_MS, SHARE_MS, Part
+from tests.fakes.history_rig import ALL, BEGIN_MS, GPU, MINUTE_MS, NPU, QUARTER_MS, WEB, Rig
+
+Driver = str | None
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "state" / "usage.db", wall_ms=BEGIN_MS - MINUTE_MS)
+    yield made
+    made.recorder.close()
+
+
+def by_driver(rig: Rig, measure: str, since_ms: int = 0, until_ms: int = 10**14) -> dict[tuple[Driver, str], int]:
+    rows = [row for row in rig.rows("pod", since_ms, until_ms) if row.device == GPU]
+    return {(row.vendor, row.pod or row.part.value): row.amounts[measure] for row in rows if row.amounts.get(measure)}
+
+
+def work(rig: Rig, minutes: int, calls: int = 1) -> None:
+    for _ in range(minutes):
+        rig.call(WEB, calls)
+        rig.step()
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+def test_the_past_keeps_its_driver(rig: Rig, reboot: bool) -> None:
+    work(rig, 16)
+    before, end = rig.rows("pod", until_ms=BEGIN_MS + QUARTER_MS), rig.wall_ms
+    assert end == BEGIN_MS + QUARTER_MS
+    if reboot:
+        rig.begin_anew("boot-2/1", MINUTE_MS)
+    rig.vendors[GPU] = "xe"
+    work(rig, 2)
+    assert rig.rows("pod", until_ms=end) == before
+    whole, web = ("i915", "device"), ("i915", "web-0")
+    assert by_driver(rig, "calls.submit") == {whole: 16, web: 16, ("xe", "device"): 2, ("xe", "web-0"): 2}
+    assert by_driver(rig, SHARE_MS, end) == {("xe", "web-0"): 2 * MINUTE_MS}
+
+
+def test_a_driver_that_comes_back_goes_on(rig: Rig) -> None:
+    for vendor in ("i915", "vfio-pci", None, "i915", "vfio-pci"):
+        rig.vendors[GPU] = vendor
+        work(rig, 1, calls=5)
+        rig.kill()
+    devices = {vendor: calls for (vendor, part), calls in by_driver(rig, "calls.submit").items() if part == "device"}
+    assert devices == {"i915": 10, "vfio-pci": 10, None: 5}
+    assert by_driver(rig, "calls.submit")["i915", "web-0"] == 10
+    assert rig.query(f"SELECT vendor FROM device WHERE latest AND address = '{GPU}'") == [("vfio-pci",)]
+    for table in ("last", "source"):
+        assert rig.query(f"SELECT DISTINCT vendor FROM {table} JOIN device ON id = device WHERE address = '{GPU}'") == [
+            ("vfio-pci",)
+        ]
+
+
+def test_totals_go_along(rig: Rig) -> None:
+    """What a lost name had, what departed and what the driver told: nothing comes again under the new driver."""
+    rig.told_generation = 7
+    rig.told, rig.told_devices = {(WEB, GPU): Told(10, None, 1)}, {GPU: Told(10, None, 0)}
+    work(rig, 1, calls=5)
+    kept = dict(rig.totals), dict(rig.first_ns)
+    rig.totals, rig.first_ns = {}, {}
+    rig.step()
+    rig.vendors[GPU] = "xe"
+    rig.step()
+    rig.totals, rig.first_ns = kept
+    rig.told, rig.told_devices = {(WEB, GPU): Told(13, None, 1)}, {GPU: Told(13, None, 0)}
+    work(rig, 1)
+    whole, web = ("i915", "device"), ("i915", "web-0")
+    assert by_driver(rig, "calls.submit") == {whole: 5, web: 5, ("xe", "device"): 1, ("xe", "web-0"): 1}
+    assert by_driver(rig, DEVICE_NS) == {whole: 10, web: 10, ("xe", "device"): 3, ("xe", "web-0"): 3}
+
+
+def test_a_device_that_is_gone_keeps_its_driver(rig: Rig) -> None:
+    work(rig, 1)
+    rig.vendors[GPU], rig.present = None, frozenset({NPU})
+    work(rig, 1)
+    rig.vendors[GPU], rig.present = "i915", frozenset({GPU, NPU})
+    work(rig, 1)
+    assert by_driver(rig, "calls.submit") == {("i915", "device"): 3, ("i915", "web-0"): 3}
+
+
+def test_a_device_of_one_address_and_two_drivers_adds_up(rig: Rig) -> None:
+    rig.call(None, 3)
+    work(rig, 5)
+    rig.vendors[GPU] = "xe"
+    rig.call(None, 2)
+    work(rig, 7)
+    for vendor, calls, ms in (("i915", 8, 5 * MINUTE_MS), ("xe", 9, 7 * MINUTE_MS)):
+        rows = [row for row in rig.rows("pod") if (row.device, row.vendor) == (GPU, vendor)]
+        (whole,) = (row for row in rows if row.part is Part.DEVICE)
+        assert (whole.amounts["calls.submit"], whole.amounts[PRESENT_MS]) == (calls, ms)
+        assert sum(row.amounts["calls.submit"] for row in rows if row is not whole) == calls
+
+
+def test_a_file_with_one_driver_for_each_address_is_brought_up_to_date(rig: Rig) -> None:
+    rig.call(None, 5)
+    work(rig, 16)
+    end = rig.wall_ms
+    before = rig.rows(until_ms=end)
+    rig.make_old(version=3)
+    open_for_writing(rig.path).close()
+    assert rig.rows(until_ms=end) == before
+    rig.vendors[GPU] = "xe"
+    work(rig, 1)
+    assert rig.rows(until_ms=end) == before
+    assert by_driver(rig, "calls.submit", end) == {("xe", "device"): 1, ("xe", "web-0"): 1}
+
+
+# ---- what can be known ----
+
+
+def known(rig: Rig, since_ms: int = 0, until_ms: int = 10**14, vendor: Driver = "i915") -> set[str]:
+    rows = [row for row in rig.rows("device", since_ms, until_ms) if (row.device, row.vendor) == (GPU, vendor)]
+    return {measure for row in rows for measure in row.amounts if measure.startswith(("calls.", "errors."))}
+
+
+def test_another_driver_lets_other_things_be_known(rig: Rig) -> None:
+    """Of what it does not let one know there is no 0, neither before nor after."""
+    rig.vendors[GPU], rig.measured[GPU] = None, ALL - {"calls.submit", "errors.submit"}
+    work(rig, 1)
+    rig.vendors[GPU], rig.measured[GPU] = "mine", ALL
+    rig.step()
+    assert known(rig, vendor="mine") >= {"calls.submit", "errors.submit"}
+    assert known(rig, vendor=None) >= {"calls.submit", "errors.other"}
+    assert "errors.submit" not in known(rig, vendor=None)

@@ -13,6 +13,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +43,21 @@ from kubenpu.history.schema import (
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot
 from kubenpu.history.told import plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, follow_clock, note_used
-from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    DEVICE_NS,
+    MEMORY_KIB_S,
+    PRESENT_MS,
+    RULES,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+)
 
 log = logging.getLogger(__name__)
+_ALLOCATIONS = (ALLOCATED_MS, UNUSED_MS)
+_TIMES = (ACTIVE_MS, *_ALLOCATIONS, SHARE_MS, PRESENT_MS, *RULES, UNWATCHED_MS)
 
 
 class Recorder:
@@ -159,15 +172,16 @@ _Told = tuple[int, int, int, int]
 
 def _store_usage(write: _Write, epoch: int, growth: Growth, told: Sequence[_Told]) -> None:
     connection, ids, snapshot, interval, devices = write
-    number = connection.execute(
+    cursor = connection.execute(
         "INSERT INTO interval (epoch, start_ms, end_ms, boot_end_ms) VALUES (?, ?, ?, ?)",
         (epoch, interval.start_ms, interval.end_ms, interval.boot_end_ms),
-    ).lastrowid
+    )
+    number = int(cursor.lastrowid or 0)
     usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
     present = {devices[each] for each in snapshot.present if each in devices}
     holders: defaultdict[int, set[int]] = defaultdict(set)
-    for names, device in snapshot.held:
+    for names, device in snapshot.held or ():
         holders[devices[device]].add(ids.workload(names))
     timed = {devices[each] for each in snapshot.timed}
     worked = {(w, d): ns for d, w, measure, ns in told if measure == ids.measure(DEVICE_NS) and d in timed}
@@ -179,7 +193,7 @@ def _store_usage(write: _Write, epoch: int, growth: Growth, told: Sequence[_Told
     except OverflowError as error:  # the totals themselves could be stored
         raise DamageError("a total grew by more than there can be") from error
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
-    _store_measured(write, {(device, measure) for _, device, _, measure, _ in usage})
+    _store_measured(write, number, {(device, measure) for _, device, _, measure, _ in usage}, counted)
 
 
 def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
@@ -270,13 +284,22 @@ def _write_time(connection: sqlite3.Connection, new: Totals) -> None:
     connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", rows)
 
 
-def _store_measured(write: _Write, found: set[tuple[int, int]]) -> None:
-    """What can be known of a device follows its driver; of device time and memory each interval says it by itself."""
-    connection, ids, snapshot, _, devices = write
+def _store_measured(write: _Write, number: int, found: set[tuple[int, int]], counted: Collection[int]) -> None:
+    """From and to which interval what can be known: of counts the driver and the hooks say it; of times that there ever
+    were some, as far as somebody can tell now. Of device time and memory each interval says it by itself."""
+    connection, ids, snapshot, interval, devices = write
     told = {ids.measure(name) for name in (DEVICE_NS, MEMORY_KIB_S)}
     known = {(devices[device], ids.measure(name)) for device, names in snapshot.measured.items() for name in names}
-    rows = known | {(device, measure) for device, measure in found if measure not in told}
-    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(rows))
+    known |= {(device, measure) for device, measure in found if measure not in told}
+    silent = () if snapshot.held is not None else _ALLOCATIONS
+    times = [ids.measure(name) for name in _TIMES if name not in silent] if interval.watched else []
+    known |= set(product(counted, times)).intersection(connection.execute("SELECT device, measure FROM measured"))
+    before = set(connection.execute("SELECT device, measure FROM measured WHERE last IS NULL"))
+    here = set(devices.values())
+    ended = [(number - 1, *row) for row in before - known if row[0] in here]
+    connection.executemany("UPDATE measured SET last = ? WHERE device = ? AND measure = ? AND last IS NULL", ended)
+    begun = [(*row, number) for row in sorted(known - before)]
+    connection.executemany("INSERT INTO measured (device, measure, first) VALUES (?, ?, ?)", begun)
 
 
 def _store_labels(write: _Write) -> None:

@@ -98,7 +98,18 @@ CREATE UNIQUE INDEX device_latest ON device (address) WHERE latest;
 INSERT INTO device (id, address, vendor) SELECT id, address, vendor FROM was;
 DROP TABLE was;
 """
-MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES, _DRIVERS)
+# What can be known changes: from which interval to which one; `last` NULL: it still can.
+_KNOWN = """
+CREATE TABLE was AS SELECT device, measure FROM measured;
+DROP TABLE measured;
+CREATE TABLE measured (
+    device INTEGER NOT NULL, measure INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER,
+    PRIMARY KEY (device, measure, first)
+) STRICT, WITHOUT ROWID;
+INSERT INTO measured SELECT device, measure, 0, NULL FROM was;
+DROP TABLE was;
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES, _DRIVERS, _KNOWN)
 
 _CORRUPT = (
     "SQLITE_CORRUPT",

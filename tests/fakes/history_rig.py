@@ -23,7 +23,7 @@ SSH: Names = ("host", "", "", "", "", "ssh.service")
 MINUTE_MS, QUARTER_MS, HOUR_MS, DAY_MS = 60_000, 900_000, 3_600_000, 86_400_000
 BEGIN_MS = 1_699_999_200_000  # a whole hour
 NOTHING: Values = (0,) * len(MEASURES)
-SUBMIT, ERROR, WAIT = 0, 7, 14  # places among MEASURES
+SUBMIT, OTHER, ERROR, WAIT = 0, 6, 7, 14  # places among MEASURES
 ALL = frozenset(MEASURES)
 
 
@@ -63,13 +63,17 @@ class Rig:
     told_departed: dict[str, int] = field(default_factory=dict)
     told_generation: int = 0
     timed: frozenset[str] = frozenset({GPU})
-    held: frozenset[tuple[Names, str]] = frozenset()
+    held: frozenset[tuple[Names, str]] | None = frozenset()
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.path, self.bounds)
 
     def call(self, names: Names | None, calls: int, errors: int = 0, wait_ns: int = 0, device: str = GPU) -> None:
         self._made(names, some(calls, errors, wait_ns), device)
+
+    def call_other(self, names: Names, calls: int) -> None:
+        """Calls that are no submissions."""
+        self._made(names, (*NOTHING[:OTHER], calls, *NOTHING[OTHER + 1 :]), GPU)
 
     def call_all(self, names: Names, calls: int) -> None:
         """So many calls of every kind, and one error."""

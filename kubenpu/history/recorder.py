@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from kubenpu.history.growth import (
     Last,
     Totals,
     boot_of,
+    find_late,
+    happened,
     is_base,
     plan_growth,
     plan_interval,
@@ -40,7 +42,7 @@ from kubenpu.history.schema import (
     transaction,
     whole,
 )
-from kubenpu.history.snapshot import MEASURES, Names, Snapshot
+from kubenpu.history.snapshot import CALLS, MEASURES, Names, Snapshot
 from kubenpu.history.told import plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, follow_clock, note_used
 from kubenpu.model.usage import (
@@ -122,6 +124,19 @@ class _Write(NamedTuple):
     devices: Mapping[str, int]
 
 
+_Told = tuple[int, int, int, int]
+"""Device, workload, measure, value."""
+
+
+class _Grown(NamedTuple):
+    """What is new. `calls`, and `worked` in nanoseconds: of the interval itself, without what names brought along."""
+
+    totals: Growth
+    calls: Mapping[Key, int]
+    told: Sequence[_Told]
+    worked: Mapping[Key, int]
+
+
 def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -> bool:
     """False: of what the totals have nothing is stored, because nobody knows what was before (is_base)."""
     last = _read_last(connection)
@@ -142,10 +157,9 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, interval.boot_end_ms, interval.end_ms))
     devices = {address: ids.device(address, vendor, snapshot.present) for address, vendor in snapshot.devices.items()}
     write = _Write(connection, ids, snapshot, interval, devices)
-    growth = _grow(write)
-    told = list(_store_told(write, base))
+    grown = _Grown(*_grow(write), *_store_told(write, base))
     if not base:
-        _store_usage(write, epoch, growth, told)
+        _store_usage(write, epoch, grown)
     _store_labels(write)
     return not base
 
@@ -155,39 +169,37 @@ def _read_last(connection: sqlite3.Connection) -> Last | None:
     return None if row is None else Last(row[0], whole(row[1]), whole(row[2]))
 
 
-def _grow(write: _Write) -> Growth:
-    ids, snapshot, devices = write.ids, write.snapshot, write.devices
+def _grow(write: _Write) -> tuple[Growth, dict[Key, int]]:
+    """What all totals grew by, and the calls of the interval itself."""
+    ids, snapshot, interval, devices = write.ids, write.snapshot, write.interval, write.devices
     old = _read_totals(write.connection, ids)
     here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
     totals = {devices[device]: values for device, values in snapshot.device_totals.items()}
     departed = {devices[device]: values for device, values in snapshot.departed.items()}
-    new, growth = plan_growth(old, totals, departed, here, write.interval.boot_end_ms)
+    new, growth = plan_growth(old, totals, departed, here, interval.boot_end_ms)
     _write_totals(write.connection, ids, old, new)
-    return growth
+    late = find_late(old, {key: total.first_ns for key, total in here.items()}, interval)
+    return growth, happened({key: sum(values[CALLS]) for key, values in growth.items()}, late)
 
 
-_Told = tuple[int, int, int, int]
-"""Device, workload, measure, value."""
-
-
-def _store_usage(write: _Write, epoch: int, growth: Growth, told: Sequence[_Told]) -> None:
+def _store_usage(write: _Write, epoch: int, grown: _Grown) -> None:
     connection, ids, snapshot, interval, devices = write
     cursor = connection.execute(
         "INSERT INTO interval (epoch, start_ms, end_ms, boot_end_ms) VALUES (?, ?, ?, ?)",
         (epoch, interval.start_ms, interval.end_ms, interval.boot_end_ms),
     )
     number = int(cursor.lastrowid or 0)
-    usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
+    usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, grown.totals)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
     present = {devices[each] for each in snapshot.present if each in devices}
     holders: defaultdict[int, set[int]] = defaultdict(set)
     for names, device in snapshot.held or ():
         holders[devices[device]].add(ids.workload(names))
     timed = {devices[each] for each in snapshot.timed}
-    worked = {(w, d): ns for d, w, measure, ns in told if measure == ids.measure(DEVICE_NS) and d in timed}
-    times = plan_times(growth, interval, counted, present, holders=holders, worked=worked)
+    worked = {key: ns for key, ns in grown.worked.items() if key[1] in timed}
+    times = plan_times(grown.calls, interval, counted, present, holders=holders, worked=worked)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
-    usage += [(number, *row) for row in told]
+    usage += [(number, *row) for row in grown.told]
     try:
         connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     except OverflowError as error:  # the totals themselves could be stored
@@ -243,15 +255,16 @@ def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: T
     connection.executemany("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?)", sources)
 
 
-def _store_told(write: _Write, base: bool) -> Iterator[_Told]:
-    """Device time and memory: remembers the totals and gives what is to be stored, if anything is."""
+def _store_told(write: _Write, base: bool) -> tuple[list[_Told], dict[Key, int]]:
+    """Device time and memory: remembers the totals and gives what is to be stored, if anything is, and the device time
+    of the interval itself."""
     connection, ids, snapshot, interval, devices = write
     if not (snapshot.told_generation or base):
-        return
+        return [], {}
     boot = boot_of(snapshot.epoch)
     source = connection.execute("SELECT boot, generation FROM told_source").fetchone()
-    now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()}
-    now |= {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
+    here = {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
+    now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()} | here
     same_boot = source is not None and source[0] == boot
     departed = {devices[device]: ns for device, ns in snapshot.told_departed.items()}
     goes_on = not base and (not same_boot or source[1] == snapshot.told_generation)
@@ -261,9 +274,13 @@ def _store_told(write: _Write, base: bool) -> Iterator[_Told]:
     connection.execute("DELETE FROM told_source")
     connection.execute("INSERT INTO told_source VALUES (?, ?)", (boot, snapshot.told_generation))
     held = plan_memory(now, interval.length_ms) if interval.watched else {}
-    for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held)):
-        measure = ids.measure(name)  # of the device also 0: then it is known to have been nothing
-        yield from ((d, w, measure, value) for (w, d), value in amounts.items() if value or w == DEVICE)
+    rows = [
+        (device, workload, ids.measure(name), value)
+        for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held))
+        for (workload, device), value in amounts.items()
+        if value or workload == DEVICE  # of the device also 0: then it is known to have been nothing
+    ]
+    return rows, happened(grown, find_late(old, {key: told.first_ns for key, told in here.items()}, interval))
 
 
 def _read_time(connection: sqlite3.Connection) -> Totals:

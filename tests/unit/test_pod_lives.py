@@ -230,7 +230,7 @@ def test_a_pod_that_is_known_as_a_whole_holds_what_its_containers_were_given(nod
     node.allocations = Allocations((Allocation("shop", "web-0", "main", "r", "x", "", GPU, UID, None),), {})
     snapshot = read_snapshot(node.view(), 0, visibility)
     assert snapshot is not None
-    assert snapshot.held == snapshot.workloads.keys()
+    assert snapshot.held == frozenset(snapshot.workloads)
     assert [names[3] for names, _ in snapshot.held or ()] == [""]
 
 

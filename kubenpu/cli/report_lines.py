@@ -38,10 +38,10 @@ SPLIT = (
     "where its driver tells that of all work. The rest, or all of it where that is not known, is divided by "
     "allocation: evenly among the containers that the kubelet has given the device to, used or not. Where it has "
     "given it to none, or does not tell, by activity: evenly among those who made calls to it. What is neither given "
-    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched. Neither is charged to "
-    "anybody. IDLE % is the part of allocated time without a call; where kubenpuctl drivers does not say that "
-    "submissions are always seen, there may have been work in it. Device seconds and memory are what the driver tells "
-    "of its clients, - where it does not."
+    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched, if the device was used in "
+    "it or is given to somebody at its end. Neither is charged to anybody. IDLE % is the part of allocated time "
+    "without a call; where kubenpuctl drivers does not say that submissions are always seen, there may have been work "
+    "in it. Device seconds and memory are what the driver tells of its clients, - where it does not."
 )
 RULE_NAMES: Mapping[str, str] = {
     BY_DEVICE_TIME_MS: "device time",

@@ -275,7 +275,7 @@ def plan_times(
             work = min(length, worked.get((DEVICE, device), 0) // 1_000_000) if device in spent else 0
             found = (*_active(users, held, length), *_shares(users, held, spent.get(device, {}), work, length))
             yield from (((workload, device), measure, ms) for workload, measure, ms in found)
-        elif users or device in spent:
+        elif users or held or device in spent:
             yield (DEVICE, device), UNWATCHED_MS, length
 
 

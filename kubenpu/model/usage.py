@@ -51,8 +51,9 @@ class UsageRow:
     WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; ACTIVE_MS
     (intervals with calls), ALLOCATED_MS (the device was given to it, of a device: to anybody) and UNUSED_MS (of that
     the intervals without calls); of a workload SHARE_MS (its part of the device's time); of a device PRESENT_MS
-    (counted time), RULES (by which its time was divided) and UNWATCHED_MS (intervals with calls that are too long to
-    tell when). DEVICE_NS is time of engines as the driver tells it, MEMORY_KIB_S memory over time.
+    (counted time), RULES (by which its time was divided) and UNWATCHED_MS (intervals that are too long to tell
+    when, with calls or with somebody to whom it was given at their end). DEVICE_NS is time of engines as the driver
+    tells it, MEMORY_KIB_S memory over time.
     """
 
     part: Part

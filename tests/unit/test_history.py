@@ -250,7 +250,9 @@ def test_of_a_long_interval_nobody_knows_who_held_the_device(rig: Rig) -> None:
     rig.step()
     rig.held = frozenset({(WEB, GPU)})
     rig.step(HOUR_MS)
-    assert rig.times(ALLOCATED_MS) == rig.times(SHARE_MS) == rig.times(UNWATCHED_MS) == {}
+    assert rig.times(ALLOCATED_MS) == rig.times(SHARE_MS) == {}
+    assert rig.times(UNWATCHED_MS) == {"device": HOUR_MS}  # and so it is not idle
+    assert rig.times(UNWATCHED_MS, NPU) == {}
 
 
 def test_an_hour_without_kubenpud_is_one_interval_that_nobody_watched(rig: Rig) -> None:

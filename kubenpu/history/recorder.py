@@ -320,14 +320,10 @@ def _store_measured(write: _Write, number: int, found: set[tuple[int, int]], cou
 
 
 def _store_labels(write: _Write) -> None:
-    """A pod's labels as they are now; a pod of which none are known keeps those it had."""
+    """A pod's labels as they were first: another sandbox of it may have others, and what is told of the past stays."""
     labels = write.snapshot.labels
     rows = [(write.ids.workload(names), k, v) for names, found in labels.items() for k, v in found.items()]
-    write.connection.executemany(
-        "INSERT INTO label VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
-        "WHERE value != excluded.value",
-        rows,
-    )
+    write.connection.executemany("INSERT OR IGNORE INTO label VALUES (?, ?, ?)", rows)
 
 
 class _Ids:

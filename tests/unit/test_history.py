@@ -20,7 +20,21 @@ from kubenpu.model.usage import (
     UNUSED_MS,
     UNWATCHED_MS,
 )
-from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, NPU, SSH, WEB, Rig, plus, some
+from tests.fakes.history_rig import (
+    BEGIN_MS,
+    DAY_MS,
+    GPU,
+    HOUR_MS,
+    JOB,
+    MINUTE_MS,
+    NPU,
+    QUARTER_MS,
+    SSH,
+    WEB,
+    Rig,
+    plus,
+    some,
+)
 
 
 @pytest.fixture
@@ -320,7 +334,7 @@ def test_only_what_changed_is_written(rig: Rig) -> None:
     assert rig.query(stored) == sorted([*times, (SHARE_MS, MINUTE_MS), (BY_ACTIVITY_MS, MINUTE_MS)])
 
 
-def test_labels_are_kept_with_the_pod_and_follow_it(rig: Rig) -> None:
+def test_labels_are_kept_with_the_pod_as_they_were_first(rig: Rig) -> None:
     rig.labels[WEB] = {"team": "blue"}
     for names in (WEB, JOB, SSH):
         rig.call(names, 5)
@@ -332,9 +346,23 @@ def test_labels_are_kept_with_the_pod_and_follow_it(rig: Rig) -> None:
         row.label: row.amounts["calls.submit"] for row in rig.rows("label:team") if row.device == GPU and row.label
     }
     assert found == {"blue": 6}
-    rig.labels[WEB] = {"team": "red"}
+    rig.labels[WEB] = {"team": "red", "tier": "gold"}
     rig.step()
-    assert {row.label for row in rig.rows("label:team")} == {"", "red"}
+    assert {row.label for row in rig.rows("label:team")} == {"", "blue"}
+    assert {row.label for row in rig.rows("label:tier")} == {"", "gold"}
+
+
+def test_a_pod_that_is_labelled_anew_before_a_reboot_does_not_change_the_past(rig: Rig) -> None:
+    rig.labels = {WEB: {"team": "blue"}}
+    rig.call(WEB, 5)
+    rig.step()
+    before = rig.rows("label:team", until_ms=BEGIN_MS + QUARTER_MS)
+    rig.begin_anew("boot-2/1", MINUTE_MS)
+    rig.labels = {WEB: {"team": "red"}}
+    rig.call(WEB, 5)
+    rig.step(HOUR_MS)
+    assert rig.rows("label:team", until_ms=BEGIN_MS + QUARTER_MS) == before
+    assert {row.label for row in rig.rows("label:team")} == {"", "blue"}
 
 
 @pytest.mark.parametrize(

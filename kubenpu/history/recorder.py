@@ -31,6 +31,7 @@ from kubenpu.history.growth import (
     plan_interval,
     plan_times,
 )
+from kubenpu.history.ids import Ids
 from kubenpu.history.schema import (
     DEVICE,
     CorruptError,
@@ -42,7 +43,7 @@ from kubenpu.history.schema import (
     transaction,
     whole,
 )
-from kubenpu.history.snapshot import CALLS, MEASURES, Names, Snapshot
+from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot
 from kubenpu.history.told import plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, follow_clock, note_used
 from kubenpu.model.usage import (
@@ -118,7 +119,7 @@ class _Write(NamedTuple):
     """What is written, and where. `devices`: numbers by address."""
 
     connection: sqlite3.Connection
-    ids: _Ids
+    ids: Ids
     snapshot: Snapshot
     interval: Interval
     devices: Mapping[str, int]
@@ -146,7 +147,7 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
         return True
     if last is not None and last.is_of_boot(snapshot.epoch):
         follow_clock(connection, boot_of(snapshot.epoch), last, interval)
-    ids = _Ids(connection)
+    ids = Ids(connection)
     seen = connection.execute("SELECT 1 FROM epoch WHERE name = ?", (snapshot.epoch,)).fetchone() is not None
     base = is_base(snapshot, last, seen)
     if not goes_on:
@@ -208,7 +209,7 @@ def _store_usage(write: _Write, epoch: int, grown: _Grown) -> None:
     _store_measured(write, number, {(device, measure) for _, device, _, measure, _ in usage}, counted)
 
 
-def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
+def _amounts(ids: Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
     """What is not 0, by number of the measure."""
     numbers = [ids.measure(name) for name in MEASURES]
     for key, values in growth.items():
@@ -217,7 +218,7 @@ def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
                 yield key, number, value
 
 
-def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
+def _read_totals(connection: sqlite3.Connection, ids: Ids) -> Totals:
     place = {ids.measure(name): index for index, name in enumerate(MEASURES)}
     found: defaultdict[Key, list[int]] = defaultdict(lambda: [0] * len(MEASURES))
     for workload, device, measure, value in connection.execute("SELECT * FROM last"):
@@ -232,7 +233,7 @@ def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
     return totals
 
 
-def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: Totals) -> None:
+def _write_totals(connection: sqlite3.Connection, ids: Ids, old: Totals, new: Totals) -> None:
     """The rows that changed."""
     forgotten = list(old.values.keys() - new.values.keys())
     connection.executemany("DELETE FROM last WHERE workload = ? AND device = ?", forgotten)
@@ -324,60 +325,3 @@ def _store_labels(write: _Write) -> None:
     labels = write.snapshot.labels
     rows = [(write.ids.workload(names), k, v) for names, found in labels.items() for k, v in found.items()]
     write.connection.executemany("INSERT OR IGNORE INTO label VALUES (?, ?, ?)", rows)
-
-
-class _Ids:
-    """Numbers for names, given out at first sight."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._measures: dict[str, int] = dict(connection.execute("SELECT name, id FROM measure"))
-        self._workloads: dict[Names, int] = {}
-
-    def one(self, table: str, column: str, value: str) -> int:
-        return self._find(table, (column,), (value,))
-
-    def measure(self, name: str) -> int:
-        if name not in self._measures:
-            self._measures[name] = self._find("measure", ("name",), (name,))
-        return self._measures[name]
-
-    def device(self, address: str, vendor: str | None, present: Collection[str]) -> int:
-        """Of an address with its driver; one that is gone keeps the driver that it had."""
-        latest = "SELECT id, vendor FROM device WHERE address = ? AND latest"
-        before = self._connection.execute(latest, (address,)).fetchone()
-        if before is None:
-            return self._add_device(address, vendor)
-        gone = vendor is None and address not in present
-        return int(before[0]) if gone or before[1] == vendor else self._change_driver(int(before[0]), address, vendor)
-
-    def _change_driver(self, before: int, address: str, vendor: str | None) -> int:
-        """What was stored stays with the driver of that time. The totals go on, so they go along."""
-        self._connection.execute("UPDATE device SET latest = 0 WHERE id = ?", (before,))
-        again = "SELECT id FROM device WHERE address = ? AND vendor IS ?"
-        row = self._connection.execute(again, (address, vendor)).fetchone()
-        number = self._add_device(address, vendor) if row is None else int(row[0])
-        self._connection.execute("UPDATE device SET latest = 1 WHERE id = ?", (number,))
-        for table in ("last", "source", "told"):
-            self._connection.execute(f"UPDATE {table} SET device = ? WHERE device = ?", (number, before))  # noqa: S608
-        return number
-
-    def _add_device(self, address: str, vendor: str | None) -> int:
-        insert = "INSERT INTO device (address, vendor) VALUES (?, ?)"
-        return int(self._connection.execute(insert, (address, vendor)).lastrowid or 0)
-
-    def workload(self, names: Names) -> int:
-        if names not in self._workloads:
-            columns = ("kind", "namespace", "pod", "container", "pod_uid", "unit")
-            self._workloads[names] = self._find("workload", columns, names)
-        return self._workloads[names]
-
-    def _find(self, table: str, columns: Sequence[str], values: Sequence[str]) -> int:
-        """Tables and columns are ours, never text from outside."""
-        where = " AND ".join(f"{column} = ?" for column in columns)
-        row = self._connection.execute(f"SELECT id FROM {table} WHERE {where}", values).fetchone()  # noqa: S608
-        if row is not None:
-            return int(row[0])
-        marks = ", ".join("?" * len(values))
-        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
-        return int(self._connection.execute(insert, values).lastrowid or 0)

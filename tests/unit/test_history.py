@@ -190,18 +190,6 @@ def test_of_lost_names_the_longest_lost_are_forgotten(rig: Rig, monkeypatch: pyt
     assert rig.submits() == {"device": 15, "unattributed": -5, "web-0": 5, "train-0": 10, "ssh.service": 5}
 
 
-def test_a_name_that_comes_late_takes_its_calls_along(rig: Rig) -> None:
-    """Over all time they are the pod's; seen from between, they were nobody's before and left there."""
-    rig.wall_ms = BEGIN_MS - MINUTE_MS
-    rig.call(None, 5)
-    rig.step()
-    between = rig.wall_ms
-    rig.totals[WEB, GPU], rig.first_ns[WEB, GPU] = rig.devices[GPU], 1
-    rig.step()
-    assert rig.submits() == {"device": 5, "unattributed": 0, "web-0": 5}
-    assert rig.submits(since_ms=between) == {"device": 0, "unattributed": -5, "web-0": 5}
-
-
 @pytest.mark.parametrize("epoch", ["boot-1/8", "boot-2/7"])
 def test_new_counters_are_counted_from_nothing(rig: Rig, epoch: str) -> None:
     rig.call(WEB, 5)

@@ -16,7 +16,7 @@ from kubenpu.history.schema import DEVICE, UNATTRIBUTED
 from kubenpu.history.snapshot import Names, Told
 from kubenpu.history.told import plan_time
 from kubenpu.model.usage import ACTIVE_MS, BY_DEVICE_TIME_MS, SHARE_MS
-from tests.fakes.history_rig import GPU, JOB, MINUTE_MS, WEB, Rig, some
+from tests.fakes.history_rig import BEGIN_MS, GPU, JOB, MINUTE_MS, WEB, Rig, some
 
 MS = 1_000_000
 S = 1000 * MS
@@ -30,6 +30,18 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path / "usage.db", told_generation=7)
     yield made
     made.recorder.close()
+
+
+def test_a_name_that_comes_late_takes_its_calls_along(rig: Rig) -> None:
+    """Over all time they are the pod's; seen from between, they were nobody's before and left there."""
+    rig.wall_ms = BEGIN_MS - MINUTE_MS
+    rig.call(None, 5)
+    rig.step()
+    between = rig.wall_ms
+    rig.totals[WEB, GPU], rig.first_ns[WEB, GPU] = rig.devices[GPU], 1
+    rig.step()
+    assert rig.submits() == {"device": 5, "unattributed": 0, "web-0": 5}
+    assert rig.submits(since_ms=between) == {"device": 0, "unattributed": -5, "web-0": 5}
 
 
 class Workers:

@@ -7,14 +7,16 @@ And what can be known changes with it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kubenpu.history.report import read_page
 from kubenpu.history.schema import open_for_writing
 from kubenpu.history.snapshot import Names, Told
 from kubenpu.history.upkeep import Bounds
-from kubenpu.model.usage import ACTIVE_MS, ALLOCATED_MS, DEVICE_NS, PRESENT_MS, SHARE_MS, Part
+from kubenpu.model.usage import ACTIVE_MS, ALLOCATED_MS, DEVICE_NS, PRESENT_MS, SHARE_MS, Part, add_up
 from tests.fakes.history_rig import ALL, BEGIN_MS, DAY_MS, GPU, HOUR_MS, MINUTE_MS, NPU, QUARTER_MS, WEB, Rig
 
 Driver = str | None
@@ -106,6 +108,12 @@ def test_a_device_of_one_address_and_two_drivers_adds_up(rig: Rig) -> None:
         (whole,) = (row for row in rows if row.part is Part.DEVICE)
         assert (whole.amounts["calls.submit"], whole.amounts[PRESENT_MS]) == (calls, ms)
         assert sum(row.amounts["calls.submit"] for row in rows if row is not whole) == calls
+    pages = [read_page(rig.path, "pod", 0, 1e11, deadline_s=60, page=range(n, n + 1)) for n in range(2)]
+    assert [total for _, total in pages] == [2, 2]
+    found = [[row.vendor for row in page if row.part is Part.WORKLOAD] for page, _ in pages]
+    assert found == [["i915"], ["xe"]]
+    assert add_up([*pages[0][0], *(row for row in pages[1][0] if row.part is Part.WORKLOAD)])
+    assert not add_up(replace(row, vendor="i915" if row.part is Part.WORKLOAD else row.vendor) for row in rig.rows())
 
 
 def test_a_file_with_one_driver_for_each_address_is_brought_up_to_date(rig: Rig) -> None:

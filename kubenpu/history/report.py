@@ -150,7 +150,7 @@ def _measured(connection: sqlite3.Connection, low: int, high: int) -> dict[int, 
     known: dict[int, list[str]] = {}
     query = """
         SELECT device, name FROM measured JOIN measure ON id = measure
-        WHERE first <= ? AND (last IS NULL OR last >= ?) GROUP BY device, id ORDER BY device, id
+        WHERE first <= ? AND (last IS NULL OR last >= ?) ORDER BY device, id
     """
     for device, name in connection.execute(query, (high, low)):
         known.setdefault(device, []).append(text(name))

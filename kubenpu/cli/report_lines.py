@@ -7,6 +7,7 @@ shows it. Refuses to guess: what is known of no device of a line is None.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -37,10 +38,10 @@ SPLIT = (
     "where its driver tells that of all work. The rest, or all of it where that is not known, is divided by "
     "allocation: evenly among the containers that the kubelet has given the device to, used or not. Where it has "
     "given it to none, or does not tell, by activity: evenly among those who made calls to it. What is neither given "
-    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched. Neither is charged to "
-    "anybody. IDLE % is the part of allocated time without a call; where kubenpuctl drivers does not say that "
-    "submissions are always seen, there may have been work in it. Device seconds and memory are what the driver tells "
-    "of its clients, - where it does not."
+    "nor used is idle; time in which nobody looked for more than 150 seconds is unwatched, if the device was used in "
+    "it or is given to somebody at its end. Neither is charged to anybody. IDLE % is the part of allocated time "
+    "without a call; where kubenpuctl drivers does not say that submissions are always seen, there may have been work "
+    "in it. Device seconds and memory are what the driver tells of its clients, - where it does not."
 )
 RULE_NAMES: Mapping[str, str] = {
     BY_DEVICE_TIME_MS: "device time",
@@ -212,12 +213,18 @@ def split_of(device: UsageRow) -> dict[str, int]:
     return {RULE_NAMES[rule]: device.amounts[rule] for rule in RULES if device.amounts.get(rule)}
 
 
+def name_of(device: UsageRow, devices: Sequence[UsageRow]) -> str:
+    """Its address; with the driver where it had several, as each of them is a device of its own."""
+    several = sum(each.device == device.device for each in devices) > 1
+    return f"{device.device} ({device.vendor or ABSENT})" if several else device.device
+
+
 def describe_split(report: Report) -> str:
     """SPLIT, and which device's time was divided how."""
     parts = []
     for device in report.devices:
         hours = [f"{ms / 3_600_000:.2f} h by {name}" for name, ms in split_of(device).items()]
-        parts += [f"{device.device}: {', '.join(hours)}"] if hours else []
+        parts += [f"{name_of(device, report.devices)}: {', '.join(hours)}"] if hours else []
     return f"{SPLIT} Divided here: {'; '.join(parts)}." if parts else SPLIT
 
 
@@ -259,16 +266,16 @@ def _notes_of_label(by: str, rows: Iterable[UsageRow]) -> Iterable[str]:
 
 
 def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices | None) -> Iterable[str]:
-    blind = [row.device for row in devices if "calls.submit" not in row.amounts]
+    blind = [name_of(row, devices) for row in devices if "calls.submit" not in row.amounts]
     if blind:
         yield f"submits are not known of {', '.join(blind)}: the driver does not show them"
-    silent = [row.device for row in devices if "errors.other" not in row.amounts]
+    silent = [name_of(row, devices) for row in devices if "errors.other" not in row.amounts]
     if silent:
         yield f"errors and waits are not known of {', '.join(silent)}: only the beginning of a call is seen there"
     if any(value < 0 for row in rows if row.part is Part.UNATTRIBUTED for value in row.amounts.values()):
         yield "less than 0 unattributed: calls from before this time got their name in it"
     timed = [row for row in devices if row.amounts.get(PRESENT_MS, 0)]
-    unpriced = [row.device for row in timed if prices and prices.of(row.device, row.vendor) is None]
+    unpriced = [name_of(row, devices) for row in timed if prices and prices.of(row.device, row.vendor) is None]
     if unpriced:
         yield f"no price for {', '.join(unpriced)}"
     if prices and timed:
@@ -276,8 +283,11 @@ def _notes(rows: Sequence[UsageRow], devices: Sequence[UsageRow], prices: Prices
             yield f"the price of {key} is not used: nothing so called has time of its own here"
     if any(row.amounts.get(UNWATCHED_MS, 0) for row in devices):
         yield "for part of the time nothing was stored: who was active when is not known of it, calls are complete"
-    known = {row.amounts.get(PRESENT_MS, 0) for row in devices}
-    if rows and max(known, default=0) < (max(row.until for row in rows) - min(row.since for row in rows)) * 990:
+    known = Counter[str]()
+    for row in devices:
+        known[row.device] += row.amounts.get(PRESENT_MS, 0)
+    most = max(known.values(), default=0)
+    if rows and most < (max(row.until for row in rows) - min(row.since for row in rows)) * 990:
         yield "calls were not counted, or the history was not kept, for part of the time"
 
 

@@ -137,7 +137,7 @@ def _shares(report: Report, rows: Iterable[UsageRow], colours: Mapping[tuple[str
 
 
 def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tuple[str, ...], str]) -> str:
-    """One bar per device that has time: all of it."""
+    """One bar per device and driver that has time: all of it."""
     drawn = []
     timed = [device for device in report.devices if device.amounts.get(PRESENT_MS, 0)]
     for place, device in enumerate(timed):
@@ -146,7 +146,8 @@ def _device_chart(report: Report, rows: Sequence[UsageRow], colours: Mapping[tup
         hours = device.amounts.get(PRESENT_MS, 0) / 3_600_000
         drawn.append(f'<text class="name" x="0" y="{top + 13}">{_text(name[:100])}</text>')
         drawn.append(f'<text x="{_WIDTH}" y="{top + 13}" text-anchor="end">{hours:.1f} h</text>')
-        shares = _shares(report, [row for row in rows if row.device == device.device], colours)
+        own = [row for row in rows if (row.device, row.vendor) == (device.device, device.vendor)]
+        shares = _shares(report, own, colours)
         whole = sum(shares.values()) or 1
         ends = list(accumulate(shares.values()))
         for (name, share), end in zip(shares.items(), ends, strict=True):

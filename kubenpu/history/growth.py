@@ -18,7 +18,7 @@ from operator import add, sub
 from typing import NamedTuple
 
 from kubenpu.history.schema import DEPARTED, DEVICE, RETIRED, UNATTRIBUTED, UNEXPLAINED
-from kubenpu.history.snapshot import CALLS, Snapshot, Total, Values
+from kubenpu.history.snapshot import Snapshot, Total, Values
 from kubenpu.model.usage import (
     ACTIVE_MS,
     ALLOCATED_MS,
@@ -220,8 +220,34 @@ def _grow_devices(new: Totals, growth: Growth, devices: Mapping[int, Values]) ->
         growth[UNATTRIBUTED, number] = new.step((UNATTRIBUTED, number), rest)
 
 
+def find_late(old: Totals, first_ns: Mapping[Key, int], interval: Interval) -> set[Key]:
+    """Who has a name now, had none when the interval began, and was there: it brings along what was nobody's before."""
+    begin_ns = (interval.boot_end_ms - interval.length_ms) * 1_000_000
+    nameless = (key for key in first_ns if key not in old.first_ns or key in old.gone)
+    return {key for key in nameless if first_ns[key] < begin_ns}
+
+
+def happened(growth: Mapping[Key, int], late: Collection[Key]) -> dict[Key, int]:
+    """What was done in the interval itself, of one measure: by whom, and on the device as a whole.
+
+    When a name comes or goes, workloads grow by more than their device: by what was nobody's before and is the late
+    one's now, or was somebody's and is nobody's now. It is taken off them.
+    """
+    made = {key: amount for key, amount in growth.items() if amount > 0}
+    excess: defaultdict[int, int] = defaultdict(int)
+    for (workload, device), amount in made.items():
+        excess[device] += -amount if workload == DEVICE else amount
+    for device in [each for each, amount in excess.items() if amount > 0]:
+        for group in ([UNATTRIBUTED], [workload for workload, place in late if place == device]):
+            there = {workload: made[workload, device] for workload in group if (workload, device) in made}
+            left = max(0, sum(there.values()) - excess[device])
+            excess[device] -= sum(there.values()) - left
+            made.update(((workload, device), part) for workload, part in _divide(left, there))
+    return {key: amount for key, amount in made.items() if amount}
+
+
 def plan_times(
-    growth: Growth,
+    calls: Mapping[Key, int],
     interval: Interval,
     counted_ms: Mapping[int, int],
     present: Iterable[int],
@@ -231,24 +257,25 @@ def plan_times(
 ) -> Iterator[tuple[Key, str, int]]:
     """Who was active, who held the device, and what part of its time is whose. The parts of one device add up exactly.
 
-    `counted_ms`: by device, the part of the interval in which its calls were counted, if there is one. `holders`: by
-    device, whom it was given to. `worked`: nanoseconds that the device worked for whom.
+    `calls`, and `worked` in nanoseconds: of the interval itself. `counted_ms`: by device, the part of it in which its
+    calls were counted, if there is one. `holders`: by device, whom it was given to.
     """
     active: defaultdict[int, list[int]] = defaultdict(list)
     spent: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for (workload, device), ns in worked.items():
-        if workload != DEVICE and ns > 0:
-            spent[device][workload] = ns
-    for (workload, device), values in growth.items():
-        if workload != DEVICE and sum(values[CALLS]) > 0:
+    for workload, device in calls:
+        if workload != DEVICE:
             active[device].append(workload)
+    for (workload, device), ns in worked.items():
+        if workload != DEVICE:
+            spent[device][workload] = ns
     for device in {*present, *active, *spent} & counted_ms.keys():
         length, users, held = counted_ms[device], active.get(device, []), holders.get(device, ())
         yield (DEVICE, device), PRESENT_MS, length
         if interval.watched:
-            found = (*_active(users, held, length), *_shares(users, held, spent.get(device, {}), length))
+            work = min(length, worked.get((DEVICE, device), 0) // 1_000_000) if device in spent else 0
+            found = (*_active(users, held, length), *_shares(users, held, spent.get(device, {}), work, length))
             yield from (((workload, device), measure, ms) for workload, measure, ms in found)
-        elif users or device in spent:
+        elif users or held or device in spent:
             yield (DEVICE, device), UNWATCHED_MS, length
 
 
@@ -263,12 +290,14 @@ def _active(users: Collection[int], held: Collection[int], length: int) -> Itera
     yield from ((workload, UNUSED_MS, length) for workload in allocated if workload not in active)
 
 
-def _shares(users: Iterable[int], held: Collection[int], spent: Mapping[int, int], length: int) -> Iterator[Time]:
-    """By the first of RULES as long as the device worked, by the next of which something is known for the rest.
+def _shares(
+    users: Iterable[int], held: Collection[int], spent: Mapping[int, int], worked: int, length: int
+) -> Iterator[Time]:
+    """By the first of RULES as long as the device `worked`, by the next of which something is known for the rest.
 
-    `spent`: nanoseconds. Engines that work side by side may have had more of them than there were.
+    `spent`: nanoseconds by workload, only their proportion matters. Engines that work side by side may have had more of
+    them than there were.
     """
-    worked = min(length, sum(spent.values()) // 1_000_000)
     rule, others = (BY_ALLOCATION_MS, held) if held else (BY_ACTIVITY_MS, users)
     shares: defaultdict[int, int] = defaultdict(int)
     for name, ms, weights in ((BY_DEVICE_TIME_MS, worked, spent), (rule, length - worked, dict.fromkeys(others, 1))):

@@ -12,7 +12,8 @@ import logging
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,14 @@ from kubenpu.history.growth import (
     Last,
     Totals,
     boot_of,
+    find_late,
+    happened,
     is_base,
     plan_growth,
     plan_interval,
     plan_times,
 )
+from kubenpu.history.ids import Ids
 from kubenpu.history.schema import (
     DEVICE,
     CorruptError,
@@ -39,12 +43,24 @@ from kubenpu.history.schema import (
     transaction,
     whole,
 )
-from kubenpu.history.snapshot import MEASURES, Names, Snapshot
+from kubenpu.history.snapshot import CALLS, MEASURES, Snapshot
 from kubenpu.history.told import plan_memory, plan_time
 from kubenpu.history.upkeep import Bounds, clean_up, follow_clock, note_used
-from kubenpu.model.usage import DEVICE_NS, MEMORY_KIB_S
+from kubenpu.model.usage import (
+    ACTIVE_MS,
+    ALLOCATED_MS,
+    DEVICE_NS,
+    MEMORY_KIB_S,
+    PRESENT_MS,
+    RULES,
+    SHARE_MS,
+    UNUSED_MS,
+    UNWATCHED_MS,
+)
 
 log = logging.getLogger(__name__)
+_ALLOCATIONS = (ALLOCATED_MS, UNUSED_MS)
+_TIMES = (ACTIVE_MS, *_ALLOCATIONS, SHARE_MS, PRESENT_MS, *RULES, UNWATCHED_MS)
 
 
 class Recorder:
@@ -103,10 +119,23 @@ class _Write(NamedTuple):
     """What is written, and where. `devices`: numbers by address."""
 
     connection: sqlite3.Connection
-    ids: _Ids
+    ids: Ids
     snapshot: Snapshot
     interval: Interval
     devices: Mapping[str, int]
+
+
+_Told = tuple[int, int, int, int]
+"""Device, workload, measure, value."""
+
+
+class _Grown(NamedTuple):
+    """What is new. `calls`, and `worked` in nanoseconds: of the interval itself, without what names brought along."""
+
+    totals: Growth
+    calls: Mapping[Key, int]
+    told: Sequence[_Told]
+    worked: Mapping[Key, int]
 
 
 def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -> bool:
@@ -118,7 +147,7 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
         return True
     if last is not None and last.is_of_boot(snapshot.epoch):
         follow_clock(connection, boot_of(snapshot.epoch), last, interval)
-    ids = _Ids(connection)
+    ids = Ids(connection)
     seen = connection.execute("SELECT 1 FROM epoch WHERE name = ?", (snapshot.epoch,)).fetchone() is not None
     base = is_base(snapshot, last, seen)
     if not goes_on:
@@ -127,12 +156,11 @@ def _store(connection: sqlite3.Connection, snapshot: Snapshot, least_s: float) -
     epoch = ids.one("epoch", "name", snapshot.epoch)
     connection.execute("DELETE FROM stored")
     connection.execute("INSERT INTO stored VALUES (?, ?, ?)", (epoch, interval.boot_end_ms, interval.end_ms))
-    devices = {address: ids.device(address, vendor) for address, vendor in snapshot.devices.items()}
+    devices = {address: ids.device(address, vendor, snapshot.present) for address, vendor in snapshot.devices.items()}
     write = _Write(connection, ids, snapshot, interval, devices)
-    growth = _grow(write)
-    told = list(_store_told(write, base))
+    grown = _Grown(*_grow(write), *_store_told(write, base))
     if not base:
-        _store_usage(write, epoch, growth, told)
+        _store_usage(write, epoch, grown)
     _store_labels(write)
     return not base
 
@@ -142,47 +170,46 @@ def _read_last(connection: sqlite3.Connection) -> Last | None:
     return None if row is None else Last(row[0], whole(row[1]), whole(row[2]))
 
 
-def _grow(write: _Write) -> Growth:
-    ids, snapshot, devices = write.ids, write.snapshot, write.devices
+def _grow(write: _Write) -> tuple[Growth, dict[Key, int]]:
+    """What all totals grew by, and the calls of the interval itself."""
+    ids, snapshot, interval, devices = write.ids, write.snapshot, write.interval, write.devices
     old = _read_totals(write.connection, ids)
     here = {(ids.workload(names), devices[device]): total for (names, device), total in snapshot.workloads.items()}
     totals = {devices[device]: values for device, values in snapshot.device_totals.items()}
     departed = {devices[device]: values for device, values in snapshot.departed.items()}
-    new, growth = plan_growth(old, totals, departed, here, write.interval.boot_end_ms)
+    new, growth = plan_growth(old, totals, departed, here, interval.boot_end_ms)
     _write_totals(write.connection, ids, old, new)
-    return growth
+    late = find_late(old, {key: total.first_ns for key, total in here.items()}, interval)
+    return growth, happened({key: sum(values[CALLS]) for key, values in growth.items()}, late)
 
 
-_Told = tuple[int, int, int, int]
-"""Device, workload, measure, value."""
-
-
-def _store_usage(write: _Write, epoch: int, growth: Growth, told: Sequence[_Told]) -> None:
+def _store_usage(write: _Write, epoch: int, grown: _Grown) -> None:
     connection, ids, snapshot, interval, devices = write
-    number = connection.execute(
+    cursor = connection.execute(
         "INSERT INTO interval (epoch, start_ms, end_ms, boot_end_ms) VALUES (?, ?, ?, ?)",
         (epoch, interval.start_ms, interval.end_ms, interval.boot_end_ms),
-    ).lastrowid
-    usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, growth)]
+    )
+    number = int(cursor.lastrowid or 0)
+    usage = [(number, device, workload, measure, n) for (workload, device), measure, n in _amounts(ids, grown.totals)]
     counted = {devices[each]: ms for each, ns in snapshot.counting_ns.items() if (ms := interval.counted_ms(ns))}
     present = {devices[each] for each in snapshot.present if each in devices}
     holders: defaultdict[int, set[int]] = defaultdict(set)
-    for names, device in snapshot.held:
+    for names, device in snapshot.held or ():
         holders[devices[device]].add(ids.workload(names))
     timed = {devices[each] for each in snapshot.timed}
-    worked = {(w, d): ns for d, w, measure, ns in told if measure == ids.measure(DEVICE_NS) and d in timed}
-    times = plan_times(growth, interval, counted, present, holders=holders, worked=worked)
+    worked = {key: ns for key, ns in grown.worked.items() if key[1] in timed}
+    times = plan_times(grown.calls, interval, counted, present, holders=holders, worked=worked)
     usage += [(number, device, workload, ids.measure(name), n) for (workload, device), name, n in times]
-    usage += [(number, *row) for row in told]
+    usage += [(number, *row) for row in grown.told]
     try:
         connection.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", usage)
     except OverflowError as error:  # the totals themselves could be stored
         raise DamageError("a total grew by more than there can be") from error
     note_used(connection, {workload for _, _, workload, _, _ in usage}, interval.end_ms)
-    _store_measured(write, {(device, measure) for _, device, _, measure, _ in usage})
+    _store_measured(write, number, {(device, measure) for _, device, _, measure, _ in usage}, counted)
 
 
-def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
+def _amounts(ids: Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
     """What is not 0, by number of the measure."""
     numbers = [ids.measure(name) for name in MEASURES]
     for key, values in growth.items():
@@ -191,7 +218,7 @@ def _amounts(ids: _Ids, growth: Growth) -> Iterable[tuple[Key, int, int]]:
                 yield key, number, value
 
 
-def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
+def _read_totals(connection: sqlite3.Connection, ids: Ids) -> Totals:
     place = {ids.measure(name): index for index, name in enumerate(MEASURES)}
     found: defaultdict[Key, list[int]] = defaultdict(lambda: [0] * len(MEASURES))
     for workload, device, measure, value in connection.execute("SELECT * FROM last"):
@@ -206,7 +233,7 @@ def _read_totals(connection: sqlite3.Connection, ids: _Ids) -> Totals:
     return totals
 
 
-def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: Totals) -> None:
+def _write_totals(connection: sqlite3.Connection, ids: Ids, old: Totals, new: Totals) -> None:
     """The rows that changed."""
     forgotten = list(old.values.keys() - new.values.keys())
     connection.executemany("DELETE FROM last WHERE workload = ? AND device = ?", forgotten)
@@ -229,15 +256,16 @@ def _write_totals(connection: sqlite3.Connection, ids: _Ids, old: Totals, new: T
     connection.executemany("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?)", sources)
 
 
-def _store_told(write: _Write, base: bool) -> Iterator[_Told]:
-    """Device time and memory: remembers the totals and gives what is to be stored, if anything is."""
+def _store_told(write: _Write, base: bool) -> tuple[list[_Told], dict[Key, int]]:
+    """Device time and memory: remembers the totals and gives what is to be stored, if anything is, and the device time
+    of the interval itself."""
     connection, ids, snapshot, interval, devices = write
     if not (snapshot.told_generation or base):
-        return
+        return [], {}
     boot = boot_of(snapshot.epoch)
     source = connection.execute("SELECT boot, generation FROM told_source").fetchone()
-    now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()}
-    now |= {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
+    here = {(ids.workload(names), devices[device]): told for (names, device), told in snapshot.told.items()}
+    now = {(DEVICE, devices[device]): told for device, told in snapshot.told_devices.items()} | here
     same_boot = source is not None and source[0] == boot
     departed = {devices[device]: ns for device, ns in snapshot.told_departed.items()}
     goes_on = not base and (not same_boot or source[1] == snapshot.told_generation)
@@ -247,9 +275,13 @@ def _store_told(write: _Write, base: bool) -> Iterator[_Told]:
     connection.execute("DELETE FROM told_source")
     connection.execute("INSERT INTO told_source VALUES (?, ?)", (boot, snapshot.told_generation))
     held = plan_memory(now, interval.length_ms) if interval.watched else {}
-    for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held)):
-        measure = ids.measure(name)  # of the device also 0: then it is known to have been nothing
-        yield from ((d, w, measure, value) for (w, d), value in amounts.items() if value or w == DEVICE)
+    rows = [
+        (device, workload, ids.measure(name), value)
+        for name, amounts in ((DEVICE_NS, grown), (MEMORY_KIB_S, held))
+        for (workload, device), value in amounts.items()
+        if value or workload == DEVICE  # of the device also 0: then it is known to have been nothing
+    ]
+    return rows, happened(grown, find_late(old, {key: told.first_ns for key, told in here.items()}, interval))
 
 
 def _read_time(connection: sqlite3.Connection) -> Totals:
@@ -270,65 +302,26 @@ def _write_time(connection: sqlite3.Connection, new: Totals) -> None:
     connection.executemany("INSERT INTO told VALUES (?, ?, ?, ?, ?)", rows)
 
 
-def _store_measured(write: _Write, found: set[tuple[int, int]]) -> None:
-    """What can be known of a device follows its driver; of device time and memory each interval says it by itself."""
-    connection, ids, snapshot, _, devices = write
-    connection.executemany("DELETE FROM measured WHERE device = ?", [(device,) for device in ids.other_driver])
+def _store_measured(write: _Write, number: int, found: set[tuple[int, int]], counted: Collection[int]) -> None:
+    """From and to which interval what can be known: of counts the driver and the hooks say it; of times that there ever
+    were some, as far as somebody can tell now. Of device time and memory each interval says it by itself."""
+    connection, ids, snapshot, interval, devices = write
     told = {ids.measure(name) for name in (DEVICE_NS, MEMORY_KIB_S)}
     known = {(devices[device], ids.measure(name)) for device, names in snapshot.measured.items() for name in names}
-    rows = known | {(device, measure) for device, measure in found if measure not in told}
-    connection.executemany("INSERT OR IGNORE INTO measured VALUES (?, ?)", sorted(rows))
+    known |= {(device, measure) for device, measure in found if measure not in told}
+    silent = () if snapshot.held is not None else _ALLOCATIONS
+    times = [ids.measure(name) for name in _TIMES if name not in silent] if interval.watched else []
+    known |= set(product(counted, times)).intersection(connection.execute("SELECT device, measure FROM measured"))
+    before = set(connection.execute("SELECT device, measure FROM measured WHERE last IS NULL"))
+    here = set(devices.values())
+    ended = [(number - 1, *row) for row in before - known if row[0] in here]
+    connection.executemany("UPDATE measured SET last = ? WHERE device = ? AND measure = ? AND last IS NULL", ended)
+    begun = [(*row, number) for row in sorted(known - before)]
+    connection.executemany("INSERT INTO measured (device, measure, first) VALUES (?, ?, ?)", begun)
 
 
 def _store_labels(write: _Write) -> None:
-    """A pod's labels as they are now; a pod of which none are known keeps those it had."""
+    """A pod's labels as they were first: another sandbox of it may have others, and what is told of the past stays."""
     labels = write.snapshot.labels
     rows = [(write.ids.workload(names), k, v) for names, found in labels.items() for k, v in found.items()]
-    write.connection.executemany(
-        "INSERT INTO label VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value "
-        "WHERE value != excluded.value",
-        rows,
-    )
-
-
-class _Ids:
-    """Numbers for names, given out at first sight."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._measures: dict[str, int] = dict(connection.execute("SELECT name, id FROM measure"))
-        self._workloads: dict[Names, int] = {}
-        self.other_driver: set[int] = set()  # devices whose vendor is another one than before
-
-    def one(self, table: str, column: str, value: str) -> int:
-        return self._find(table, (column,), (value,))
-
-    def measure(self, name: str) -> int:
-        if name not in self._measures:
-            self._measures[name] = self._find("measure", ("name",), (name,))
-        return self._measures[name]
-
-    def device(self, address: str, vendor: str | None) -> int:
-        number = self.one("device", "address", address)
-        changed = self._connection.execute(
-            "UPDATE device SET vendor = ? WHERE id = ? AND vendor IS NOT ?", (vendor, number, vendor)
-        )
-        if changed.rowcount:
-            self.other_driver.add(number)
-        return number
-
-    def workload(self, names: Names) -> int:
-        if names not in self._workloads:
-            columns = ("kind", "namespace", "pod", "container", "pod_uid", "unit")
-            self._workloads[names] = self._find("workload", columns, names)
-        return self._workloads[names]
-
-    def _find(self, table: str, columns: Sequence[str], values: Sequence[str]) -> int:
-        """Tables and columns are ours, never text from outside."""
-        where = " AND ".join(f"{column} = ?" for column in columns)
-        row = self._connection.execute(f"SELECT id FROM {table} WHERE {where}", values).fetchone()  # noqa: S608
-        if row is not None:
-            return int(row[0])
-        marks = ", ".join("?" * len(values))
-        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
-        return int(self._connection.execute(insert, values).lastrowid or 0)
+    write.connection.executemany("INSERT OR IGNORE INTO label VALUES (?, ?, ?)", rows)

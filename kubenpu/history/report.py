@@ -76,7 +76,7 @@ def read_usage(
 def read_page(
     path: Path, by: str, since: float, until: float, *, deadline_s: float, page: range
 ) -> tuple[list[UsageRow], int]:
-    """Rows by device, for each of them the device first, then what is unattributed, then the groups.
+    """Rows by device and driver, for each of them the device first, then what is unattributed, then the groups.
 
     `page`: which of the groups; the other rows are on every page. Also gives how many groups there are on all.
     The two times are moved back to the last whole quarter of an hour, also when that is in the future.
@@ -84,15 +84,15 @@ def read_page(
     check_by(by)
     with explained(path, READ_REMEDY), _reading(path, deadline_s) as connection:
         low, high = (quarter_before(int(min(max(each, 0.0), 1e12) * 1000)) for each in (since, until))
-        extent = "SELECT MIN(start_ms), MAX(end_ms) FROM interval WHERE end_ms > ? AND end_ms <= ?"
-        begin_ms, end_ms = connection.execute(extent, (low, high)).fetchone()
+        extent = "SELECT MIN(start_ms), MAX(end_ms), MIN(id), MAX(id) FROM interval WHERE end_ms > ? AND end_ms <= ?"
+        begin_ms, end_ms, first, last = connection.execute(extent, (low, high)).fetchone()
         if begin_ms is None:
             return [], 0
         begin, end = whole(begin_ms) / 1000, whole(end_ms) / 1000
         amounts, total = _sum_up(connection, by, low, high, page)
-        found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address")
+        found = connection.execute("SELECT id, address, vendor FROM device ORDER BY address, id")
         devices = [(number, text(address), vendor and text(vendor)) for number, address, vendor in found]
-        known = _measured(connection)
+        known = _measured(connection, first, last)
     rows = []
     for number, address, vendor in devices:
         groups = sorted((g for g in amounts if g.device == number), key=lambda g: (g.part < 0, g.part, g.names))
@@ -150,10 +150,14 @@ def _sum_up(
     return found, total
 
 
-def _measured(connection: sqlite3.Connection) -> dict[int, list[str]]:
+def _measured(connection: sqlite3.Connection, low: int, high: int) -> dict[int, list[str]]:
+    """By device, what could be known in some of these intervals."""
     known: dict[int, list[str]] = {}
-    order = "SELECT device, name FROM measured JOIN measure ON id = measure ORDER BY device, id"
-    for device, name in connection.execute(order):
+    query = """
+        SELECT device, name FROM measured JOIN measure ON id = measure
+        WHERE first <= ? AND (last IS NULL OR last >= ?) ORDER BY device, id
+    """
+    for device, name in connection.execute(query, (high, low)):
         known.setdefault(device, []).append(text(name))
     return known
 

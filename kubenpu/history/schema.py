@@ -94,7 +94,29 @@ INSERT INTO usage SELECT interval, device, workload, (SELECT id FROM measure WHE
 INSERT INTO measured SELECT device, (SELECT id FROM measure WHERE name = 'by_activity_ms')
     FROM measured WHERE measure = (SELECT id FROM measure WHERE name = 'active_ms');
 """
-MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES)
+# A device under another driver is another one. Not ALTER TABLE: what text a table has then is for SQLite to choose.
+_DRIVERS = """
+CREATE TABLE was AS SELECT id, address, vendor FROM device;
+DROP TABLE device;
+CREATE TABLE device (
+    id INTEGER PRIMARY KEY, address TEXT NOT NULL, vendor TEXT, latest INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE UNIQUE INDEX device_latest ON device (address) WHERE latest;
+INSERT INTO device (id, address, vendor) SELECT id, address, vendor FROM was;
+DROP TABLE was;
+"""
+# What can be known changes: from which interval to which one; `last` NULL: it still can.
+_KNOWN = """
+CREATE TABLE was AS SELECT device, measure FROM measured;
+DROP TABLE measured;
+CREATE TABLE measured (
+    device INTEGER NOT NULL, measure INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER,
+    PRIMARY KEY (device, measure, first)
+) STRICT, WITHOUT ROWID;
+INSERT INTO measured SELECT device, measure, 0, NULL FROM was;
+DROP TABLE was;
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _TOLD, _RULES, _DRIVERS, _KNOWN)
 
 _CORRUPT = (
     "SQLITE_CORRUPT",

@@ -9,7 +9,7 @@ out: the store gives to nobody what the named ones do not explain.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kubenpu.model.device import SHOWN, Visibility, VisibilityOf
 from kubenpu.model.identity import Owner, OwnerKind
@@ -17,6 +17,9 @@ from kubenpu.model.kinds import KINDS, Kind
 from kubenpu.model.sample import OFF, Counts
 from kubenpu.model.usage import WAIT_NS
 from kubenpu.model.view import Amounts, ClientTotals, ClientUsage, DeviceUsage, View, sees_outcome
+
+if TYPE_CHECKING:
+    from kubenpu.model.allocation import Allocations
 
 MEASURES = (*(f"calls.{kind.label}" for kind in KINDS), *(f"errors.{kind.label}" for kind in KINDS), WAIT_NS)
 CALLS = slice(0, len(KINDS))
@@ -55,8 +58,8 @@ class Snapshot(NamedTuple):
     `departed` is the part of a device's total that the kernel has under no workload's name any more. `present`: devices
     that exist now. `counting_ns`: by device, CLOCK_BOOTTIME since which calls are counted; missing: they are not, or it
     is auxiliary and has no time of its own.
-    `measured`: by device the measures that can be known of it. `held`: who was given which device, as far as that is
-    known. `unix_ms` is the clock of the wall at `taken_ns`.
+    `measured`: by device the measures that can be known of it. `held`: who was given which device, None: nobody tells.
+    `unix_ms` is the clock of the wall at `taken_ns`.
     `told`: device time and memory, of devices with counts; `told_departed`: time that is under no name any more;
     `told_generation` 0: nobody looks at them. `timed`: devices whose drivers tell device time of all that they do.
     """
@@ -72,7 +75,7 @@ class Snapshot(NamedTuple):
     workloads: Mapping[tuple[Names, str], Total]
     measured: Mapping[str, frozenset[str]]
     labels: Mapping[Names, Mapping[str, str]]
-    held: frozenset[tuple[Names, str]]
+    held: frozenset[tuple[Names, str]] | None
     told: Mapping[tuple[Names, str], Told] = {}
     told_devices: Mapping[str, Told] = {}
     told_departed: Mapping[str, int] = {}
@@ -95,8 +98,8 @@ def read_snapshot(view: View, unix_ms: int, visibility: VisibilityOf) -> Snapsho
         before = workloads.get((names, usage.device))
         workloads[names, usage.device] = total if before is None else _add(before, total)
         labels[names] = view.pod_labels.get(usage.owner.pod_uid, {})
-    held = frozenset(_held(view, vendors, workloads))
-    labels |= {names: view.pod_labels.get(names[_UID], {}) for names, _ in held}
+    held = None if view.allocations is None else frozenset(_held(view.allocations, vendors, workloads))
+    labels |= {names: view.pod_labels.get(names[_UID], {}) for names, _ in held or ()}
     told_devices = {device: told for device, told in _told_devices(view) if device in vendors}
     return Snapshot(
         epoch=view.epoch,
@@ -171,9 +174,11 @@ def _sum(amounts: Amounts) -> int | None:
     return sum(amount for _, amount in amounts) if amounts else None
 
 
-def _held(view: View, devices: Container[str], workloads: Container[tuple[Names, str]]) -> Iterator[tuple[Names, str]]:
+def _held(
+    allocations: Allocations, devices: Container[str], workloads: Container[tuple[Names, str]]
+) -> Iterator[tuple[Names, str]]:
     """Where a pod is known as a whole and this container is not, the pod has what the container was given."""
-    for each in view.allocations.all if view.allocations is not None else ():
+    for each in allocations.all:
         if each.device is not None and each.device in devices:
             names = (OwnerKind.POD.value, each.namespace, each.pod, each.container, each.pod_uid, "")
             whole = (*names[:3], "", *names[4:])

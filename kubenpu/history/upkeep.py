@@ -104,6 +104,7 @@ def _roll_up(connection: sqlite3.Connection, before_ms: int) -> None:
         connection.execute(statement)
     connection.execute("UPDATE interval SET rolled = 1, start_ms = ? WHERE id = ?", (first[3], last[0]))
     connection.execute("DELETE FROM interval WHERE rolled = 2")
+    connection.execute("UPDATE measured SET last = ?2 WHERE last >= ?1 AND last < ?2", (first[0], last[0]))
 
 
 def _drop_for_size(connection: sqlite3.Connection, most_bytes: int) -> None:
@@ -123,6 +124,8 @@ def _drop(connection: sqlite3.Connection, intervals: list[tuple[int]]) -> None:
     connection.executemany("DELETE FROM usage WHERE interval = ?", intervals)
     connection.executemany("DELETE FROM interval WHERE id = ?", intervals)
     (oldest_ms,) = connection.execute("SELECT MIN(end_ms) FROM interval").fetchone()
+    no_more = "last < (SELECT MIN(id) FROM interval) OR NOT EXISTS (SELECT 1 FROM interval)"
+    connection.execute(f"DELETE FROM measured WHERE {no_more}")  # noqa: S608
     if oldest_ms is not None:
         connection.execute(
             "DELETE FROM workload WHERE id > ? AND used_ms < ? AND id NOT IN (SELECT workload FROM source) "

@@ -43,15 +43,17 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Amounts of one group on one device. Of the names those are set that the usage was summed up by.
+    """Amounts of one group on one device while its driver was `vendor`. Of the names those are set that the usage was
+    summed up by.
 
     `since` and `until`: Unix time that the stored intervals begin and end, which is where the sum does. They are those
     that ended in the whole quarters of an hour that were asked for.
     WORKLOAD and UNATTRIBUTED rows add up to the DEVICE row. Amounts: `calls.KIND`, `errors.KIND`, WAIT_NS; ACTIVE_MS
     (intervals with calls), ALLOCATED_MS (the device was given to it, of a device: to anybody) and UNUSED_MS (of that
     the intervals without calls); of a workload SHARE_MS (its part of the device's time); of a device PRESENT_MS
-    (counted time), RULES (by which its time was divided) and UNWATCHED_MS (intervals with calls that are too long to
-    tell when). DEVICE_NS is time of engines as the driver tells it, MEMORY_KIB_S memory over time.
+    (counted time), RULES (by which its time was divided) and UNWATCHED_MS (intervals that are too long to tell
+    when, with calls or with somebody to whom it was given at their end). DEVICE_NS is time of engines as the driver
+    tells it, MEMORY_KIB_S memory over time.
     """
 
     part: Part
@@ -69,10 +71,10 @@ class UsageRow:
 
 def add_up(rows: Iterable[UsageRow]) -> bool:
     """Whether workloads and what is unattributed have the calls and the divided time of their devices."""
-    left: Counter[tuple[str, str]] = Counter()
+    left: Counter[tuple[str, str | None, str]] = Counter()
     for row in rows:
         for measure, value in row.amounts.items():
             if measure.startswith("calls.") or measure in (SHARE_MS, *RULES):
                 name = SHARE_MS if measure in RULES else measure
-                left[row.device, name] += value if row.part is Part.DEVICE else -value
+                left[row.device, row.vendor, name] += value if row.part is Part.DEVICE else -value
     return not any(left.values())

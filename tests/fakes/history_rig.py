@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kubenpu.history.recorder import Recorder
 from kubenpu.history.report import read_usage
+from kubenpu.history.schema import MIGRATIONS, open_for_writing
 from kubenpu.history.snapshot import MEASURES, Names, Snapshot, Told, Total, Values
 from kubenpu.history.upkeep import Bounds
 from kubenpu.model.usage import Part, UsageRow
@@ -21,7 +23,7 @@ SSH: Names = ("host", "", "", "", "", "ssh.service")
 MINUTE_MS, QUARTER_MS, HOUR_MS, DAY_MS = 60_000, 900_000, 3_600_000, 86_400_000
 BEGIN_MS = 1_699_999_200_000  # a whole hour
 NOTHING: Values = (0,) * len(MEASURES)
-SUBMIT, ERROR, WAIT = 0, 7, 14  # places among MEASURES
+SUBMIT, OTHER, ERROR, WAIT = 0, 6, 7, 14  # places among MEASURES
 ALL = frozenset(MEASURES)
 
 
@@ -61,13 +63,17 @@ class Rig:
     told_departed: dict[str, int] = field(default_factory=dict)
     told_generation: int = 0
     timed: frozenset[str] = frozenset({GPU})
-    held: frozenset[tuple[Names, str]] = frozenset()
+    held: frozenset[tuple[Names, str]] | None = frozenset()
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.path, self.bounds)
 
     def call(self, names: Names | None, calls: int, errors: int = 0, wait_ns: int = 0, device: str = GPU) -> None:
         self._made(names, some(calls, errors, wait_ns), device)
+
+    def call_other(self, names: Names, calls: int) -> None:
+        """Calls that are no submissions."""
+        self._made(names, (*NOTHING[:OTHER], calls, *NOTHING[OTHER + 1 :]), GPU)
 
     def call_all(self, names: Names, calls: int) -> None:
         """So many calls of every kind, and one error."""
@@ -137,6 +143,19 @@ class Rig:
     def times(self, measure: str, device: str = GPU) -> dict[str, int]:
         rows = [row for row in self.rows("pod") if row.device == device and measure in row.amounts]
         return {row.pod or row.unit or row.part.value: row.amounts[measure] for row in rows if row.amounts[measure]}
+
+    def make_old(self, version: int) -> None:
+        """Closes the file, and puts in its place what an earlier version would have stored."""
+        self.recorder.close()
+        old = self.path.with_name("old.db")
+        with closing(open_for_writing(old, MIGRATIONS[:version])) as connection:
+            connection.execute("ATTACH ? AS later", (str(self.path),))
+            tables = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+            for (table,) in connection.execute(tables).fetchall():
+                columns = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+                names = ", ".join(columns)
+                connection.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) SELECT {names} FROM later.{table}")
+        old.replace(self.path)
 
     def query(self, text: str) -> list[tuple[object, ...]]:
         connection = sqlite3.connect(self.path)

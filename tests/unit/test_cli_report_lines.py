@@ -68,6 +68,32 @@ def test_a_device_without_a_price_has_no_cost_and_is_named() -> None:
     assert "no price for 0000:03:00.0" in made.notes
 
 
+def test_a_device_that_had_two_drivers_is_two() -> None:
+    """Each with its price, its time and what is known of it; only together they were there all the time."""
+    begin, end = 1000.0, 1000.0 + 2 * HOUR / 1000
+    rows = [
+        replace(row, since=begin, until=end)
+        for row in (
+            device(GPU, HOUR, HOUR, vendor="i915"),
+            work("shop", GPU, HOUR, vendor="i915"),
+            device(GPU, HOUR, HOUR // 2, vendor=None),
+            work("shop", GPU, HOUR // 2, vendor=None),
+        )
+    ]
+    rows[2] = replace(rows[2], amounts={k: v for k, v in rows[2].amounts.items() if k != "calls.submit"})
+    prices = Prices("EUR", None, {"i915": Decimal(2)}, {})
+    made = make_report("device", rows, (1000, int(end)), prices)
+    assert [(line.names, line.cost) for line in made.lines[:2]] == [((GPU, "i915"), 200), ((GPU, ""), None)]
+    assert made.notes == (
+        f"submits are not known of {GPU} (-): the driver does not show them",
+        f"no price for {GPU} (-)",
+    )
+    split = f"{GPU} (i915): 1.00 h by activity; {GPU} (-): 0.50 h by activity"
+    assert split in render_text(made).replace("\n", " ")
+    page = Page(render_page(made, rows, [], "", None))
+    assert [text for text in page.texts if text.endswith(" h")] == ["1.0 h", "1.00 h", "1.0 h", "0.50 h", "0.50 h"]
+
+
 def test_prices_that_are_for_nothing_are_named() -> None:
     """A mistyped key would else be a wrong bill that nobody sees."""
     prices = Prices(

@@ -20,7 +20,21 @@ from kubenpu.model.usage import (
     UNUSED_MS,
     UNWATCHED_MS,
 )
-from tests.fakes.history_rig import BEGIN_MS, DAY_MS, GPU, HOUR_MS, JOB, MINUTE_MS, NPU, SSH, WEB, Rig, plus, some
+from tests.fakes.history_rig import (
+    BEGIN_MS,
+    DAY_MS,
+    GPU,
+    HOUR_MS,
+    JOB,
+    MINUTE_MS,
+    NPU,
+    QUARTER_MS,
+    SSH,
+    WEB,
+    Rig,
+    plus,
+    some,
+)
 
 
 @pytest.fixture
@@ -31,24 +45,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 # ---- what can be known ----
-
-
-def test_another_driver_lets_other_things_be_known(rig: Rig) -> None:
-    """Of what it does not let one know there is no 0, but what was counted before stays."""
-    rig.wall_ms = BEGIN_MS - MINUTE_MS
-    rig.call(WEB, 5)
-    rig.step()
-    begin = rig.wall_ms
-    rig.vendors[GPU], rig.measured[GPU] = "vfio-pci", frozenset({"calls.map"})
-    rig.step()
-
-    def known(since_ms: int, until_ms: int = 10**14) -> set[str]:
-        rows = [row for row in rig.rows("device", since_ms, until_ms) if row.device == GPU]
-        return {measure for row in rows for measure in row.amounts if measure.startswith("calls.")}
-
-    assert known(begin) == {"calls.map"}
-    assert known(0) == {"calls.map", "calls.submit"}
-    assert rig.submits() == {"device": 5, "unattributed": 0, "web-0": 5}
 
 
 # ---- who is charged ----
@@ -194,18 +190,6 @@ def test_of_lost_names_the_longest_lost_are_forgotten(rig: Rig, monkeypatch: pyt
     assert rig.submits() == {"device": 15, "unattributed": -5, "web-0": 5, "train-0": 10, "ssh.service": 5}
 
 
-def test_a_name_that_comes_late_takes_its_calls_along(rig: Rig) -> None:
-    """Over all time they are the pod's; seen from between, they were nobody's before and left there."""
-    rig.wall_ms = BEGIN_MS - MINUTE_MS
-    rig.call(None, 5)
-    rig.step()
-    between = rig.wall_ms
-    rig.totals[WEB, GPU], rig.first_ns[WEB, GPU] = rig.devices[GPU], 1
-    rig.step()
-    assert rig.submits() == {"device": 5, "unattributed": 0, "web-0": 5}
-    assert rig.submits(since_ms=between) == {"device": 0, "unattributed": -5, "web-0": 5}
-
-
 @pytest.mark.parametrize("epoch", ["boot-1/8", "boot-2/7"])
 def test_new_counters_are_counted_from_nothing(rig: Rig, epoch: str) -> None:
     rig.call(WEB, 5)
@@ -268,7 +252,9 @@ def test_of_a_long_interval_nobody_knows_who_held_the_device(rig: Rig) -> None:
     rig.step()
     rig.held = frozenset({(WEB, GPU)})
     rig.step(HOUR_MS)
-    assert rig.times(ALLOCATED_MS) == rig.times(SHARE_MS) == rig.times(UNWATCHED_MS) == {}
+    assert rig.times(ALLOCATED_MS) == rig.times(SHARE_MS) == {}
+    assert rig.times(UNWATCHED_MS) == {"device": HOUR_MS}  # and so it is not idle
+    assert rig.times(UNWATCHED_MS, NPU) == {}
 
 
 def test_an_hour_without_kubenpud_is_one_interval_that_nobody_watched(rig: Rig) -> None:
@@ -336,7 +322,7 @@ def test_only_what_changed_is_written(rig: Rig) -> None:
     assert rig.query(stored) == sorted([*times, (SHARE_MS, MINUTE_MS), (BY_ACTIVITY_MS, MINUTE_MS)])
 
 
-def test_labels_are_kept_with_the_pod_and_follow_it(rig: Rig) -> None:
+def test_labels_are_kept_with_the_pod_as_they_were_first(rig: Rig) -> None:
     rig.labels[WEB] = {"team": "blue"}
     for names in (WEB, JOB, SSH):
         rig.call(names, 5)
@@ -348,9 +334,23 @@ def test_labels_are_kept_with_the_pod_and_follow_it(rig: Rig) -> None:
         row.label: row.amounts["calls.submit"] for row in rig.rows("label:team") if row.device == GPU and row.label
     }
     assert found == {"blue": 6}
-    rig.labels[WEB] = {"team": "red"}
+    rig.labels[WEB] = {"team": "red", "tier": "gold"}
     rig.step()
-    assert {row.label for row in rig.rows("label:team")} == {"", "red"}
+    assert {row.label for row in rig.rows("label:team")} == {"", "blue"}
+    assert {row.label for row in rig.rows("label:tier")} == {"", "gold"}
+
+
+def test_a_pod_that_is_labelled_anew_before_a_reboot_does_not_change_the_past(rig: Rig) -> None:
+    rig.labels = {WEB: {"team": "blue"}}
+    rig.call(WEB, 5)
+    rig.step()
+    before = rig.rows("label:team", until_ms=BEGIN_MS + QUARTER_MS)
+    rig.begin_anew("boot-2/1", MINUTE_MS)
+    rig.labels = {WEB: {"team": "red"}}
+    rig.call(WEB, 5)
+    rig.step(HOUR_MS)
+    assert rig.rows("label:team", until_ms=BEGIN_MS + QUARTER_MS) == before
+    assert {row.label for row in rig.rows("label:team")} == {"", "blue"}
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,11 @@ def test_a_file_from_before_allocations_is_brought_up_to_date(rig: Rig) -> None:
     rig.call(WEB, 5)
     rig.step()
     rows = rig.rows()
-    rig.recorder.close()
+    rig.make_old(version=2)
     with closing(sqlite3.connect(rig.path)) as connection, connection:
         (measure,) = connection.execute("SELECT id FROM measure WHERE name = 'by_activity_ms'").fetchone()
         for table, column in (("usage", "measure"), ("measured", "measure"), ("measure", "id")):
             connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (measure,))
-        connection.execute("PRAGMA user_version = 2")
     open_for_writing(rig.path).close()
     assert rig.rows() == rows
     assert rig.times(BY_ACTIVITY_MS) == {"device": rig.times(ACTIVE_MS)["device"]}

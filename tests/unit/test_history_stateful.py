@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history over a model of kernel and ledger, driven at random: no one is charged twice, nothing is lost.
 
-Calls, allocations, deaths, retirement, names that come late or are lost, a kubenpud that is killed while it folds or
-stores, new counters, reboots, clocks that are set: after every interval the workloads and what is unattributed add up
-to what the device counted, nobody has more than he made, and who was named and stored in time has exactly that.
+Calls, allocations, drivers that change, deaths, retirement, names that come late or are lost, a kubenpud that is killed
+while it folds or stores, new counters, reboots, clocks that are set: after every interval the workloads and what is
+unattributed add up to what the device counted, nobody has more than he made, and who was named and stored in time has
+exactly that.
 What was told once of a span of time adds up with what is told later of the rest.
 """
 
@@ -76,6 +77,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.unstored: Counter[tuple[Name, str]] = Counter()
         self.inexact: set[tuple[Name, str]] = set()
         self.told: dict[float, list[UsageRow]] = {}  # of all time until then, as it was told at some time
+        self.present = PRESENT
         self.clock_set = False  # since the last interval: intervals may move with it
         self.new_counters()
         self.recorder = Recorder(self.path, BOUNDS)
@@ -124,6 +126,12 @@ class HistoryMachine(RuleBasedStateMachine):
             Allocation(o.namespace, o.pod, o.container, "r", str(place), "", device, o.pod_uid, None)
             for place, ((_, device), o) in enumerate(pods.items())
         )
+
+    @rule(place=st.sampled_from(range(len(PRESENT))), vendor=st.sampled_from(["i915", "xe", None]))
+    def bind(self, place: int, vendor: str | None) -> None:
+        """Another driver, or another table."""
+        changed = replace(PRESENT[place], vendor=vendor)
+        self.present = (*self.present[:place], changed, *self.present[place + 1 :])
 
     @rule(owner=st.sampled_from(OWNERS))
     def die(self, owner: Owner) -> None:
@@ -198,7 +206,7 @@ class HistoryMachine(RuleBasedStateMachine):
     def snapshot(self) -> Snapshot:
         hooks = (HookStatus("drm_ioctl", "fentry", "", self.since_ns),)
         known = Allocations(self.given, {}) if self.given else None
-        facts = replace(FACTS, hooks=hooks, boot_id=f"boot-{self.boots}", allocations=known)
+        facts = replace(FACTS, hooks=hooks, boot_id=f"boot-{self.boots}", allocations=known, devices=self.present)
         sample = replace(self.kernel.sample(int(self.boot_s * 1e9)), generation=self.generation)
         view = self.ledger.view(sample, DEVICES, facts)
         found = read_snapshot(view, int(self.wall_s * 1000), lambda _vendor: {"submit": Visibility.ALWAYS})
@@ -214,7 +222,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.clock_set = False
         self.unstored.clear()
         self.named = frozenset(self.ledger.names())
-        rows = read_usage(self.path, "container", 0, 1e11, deadline_s=60)
+        rows = merge(read_usage(self.path, "container", 0, 1e11, deadline_s=60))
         for device in DEVICES.values():
             self.check_device([row for row in rows if row.device == device])
         self.check_windows(rows)
@@ -264,6 +272,17 @@ class HistoryMachine(RuleBasedStateMachine):
             for row in rows:
                 for measure, value in row.amounts.items():
                     assert summed[row.part, row.device, *name_of_row(row), measure] == value
+
+
+def merge(rows: list[UsageRow]) -> list[UsageRow]:
+    """A device under all its drivers is one: whatever adds up for each does so for all."""
+    merged: dict[tuple[Part, str, Name], UsageRow] = {}
+    for row in rows:
+        one = merged.setdefault((row.part, row.device, name_of_row(row)), replace(row, amounts={}))
+        amounts = Counter(one.amounts)
+        amounts.update(row.amounts)
+        merged[row.part, row.device, name_of_row(row)] = replace(one, amounts=amounts)
+    return list(merged.values())
 
 
 def name_of_row(row: UsageRow) -> Name:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubenpu.history.growth import WATCHED_MS, Interval, plan_times
-from kubenpu.history.schema import MIGRATIONS, open_for_writing
-from kubenpu.history.snapshot import MEASURES, Told, read_snapshot
+from kubenpu.history.schema import DEVICE, MIGRATIONS, open_for_writing
+from kubenpu.history.snapshot import Told, read_snapshot
 from kubenpu.model.clients import COUNT_LIMIT
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.usage import (
@@ -110,10 +110,10 @@ def test_who_pokes_a_device_does_not_pay_for_who_holds_it(rig: Rig) -> None:
     st.integers(0, WATCHED_MS),
 )
 def test_parts_of_an_interval_add_up(spent: dict[int, int], held: set[int], users: set[int], length: int) -> None:
-    growth = {(workload, 0): (1,) * len(MEASURES) for workload in users}
-    worked = {(workload, 0): ns for workload, ns in spent.items()}
+    calls = {(workload, 0): 1 for workload in users}
+    worked = {(workload, 0): ns for workload, ns in spent.items() if ns} | {(DEVICE, 0): sum(spent.values())}
     interval = Interval(0, length, length, length)
-    times = list(plan_times(growth, interval, {0: length}, {0}, holders={0: held}, worked=worked))
+    times = list(plan_times(calls, interval, {0: length}, {0}, holders={0: held}, worked=worked))
     assert len({(key, measure) for key, measure, _ in times}) == len(times)
     rules = [ms for _, measure, ms in times if measure in RULES]
     assert sum(ms for _, measure, ms in times if measure == SHARE_MS) == sum(rules) <= length

@@ -112,10 +112,13 @@ def test_who_holds_a_device_is_stored_with_its_labels() -> None:
     held = (web, unknown, web._replace(pod="idle-0", pod_uid="u8"), web._replace(pod="other-0", device=NPU))
     labels = {"u1": {"team": "blue"}, "u8": {"team": "red"}}
     view = replace(COUNTED, allocations=Allocations(held, {}), pod_labels=labels)
+    silent = read_snapshot(replace(view, allocations=None), 0, lambda _vendor: {})
+    assert silent is not None
+    assert silent.held is None
     snapshot = read_snapshot(view, 0, lambda _vendor: {})
     assert snapshot is not None
     web_0, idle_0 = (("pod", "shop", pod, "main", uid, "") for pod, uid in (("web-0", "u1"), ("idle-0", "u8")))
-    assert snapshot.held == {(web_0, IGPU), (idle_0, IGPU)}
+    assert snapshot.held == frozenset({(web_0, IGPU), (idle_0, IGPU)})
     assert snapshot.labels == {web_0: {"team": "blue"}, idle_0: {"team": "red"}}
 
 

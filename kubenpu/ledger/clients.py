@@ -8,7 +8,8 @@ at is in no number, only that it ended is; meters.py says which numbers are beli
 A client belongs to the cgroup of the process that holds it; of several it stays with the one it has, else the oldest
 process. What it used before it is seen for the first time is the first one's. It may be in nobody's hands for a while,
 on its way through a socket, and is remembered for that long: else it would count twice. Its id says which client it is;
-its open file only while a sleeping device is not asked: a process may swap descriptors between the two readings.
+its open file only while a sleeping device is not asked: a process may swap descriptors between the two readings. A file
+that is closed leaves its address to the next: what the kernel calls the client tells them apart, else the cgroup.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Seen:
     """A client as one look found it. `cgroups`: of the tasks that hold it, the oldest process first; () when they were
     gone before they could be asked. `fdinfo` None: it was not read, its device sleeps. `begin_ns` and `end_ns` of
     CLOCK_BOOTTIME bracket the reading; `start_ns`: since when there is a process that holds it; `slept_ms`: how long
-    the device has slept in its life, `suspended_ns`: the machine."""
+    the device has slept in its life, `suspended_ns`: the machine. `kernel_id`: what the kernel calls it, 0: not known,
+    which need not be what the driver calls it."""
 
     device: str
     file: int
@@ -52,6 +54,7 @@ class Seen:
     start_ns: int = 0
     slept_ms: int = 0
     suspended_ns: int = 0
+    kernel_id: int = 0
 
 
 class Since(NamedTuple):
@@ -80,6 +83,15 @@ class Client:
     unpaid: dict[str, Unpaid] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     missed: int = 0
+    kernel_id: int = 0
+
+    def is_another(self, seen: Seen) -> bool:
+        """Whether what has the address of its file now surely is."""
+        return 0 != self.kernel_id != seen.kernel_id != 0
+
+    def is_the_same(self, seen: Seen) -> bool:
+        """As far as is known: another cgroup may have been handed it, or have got its address."""
+        return 0 != self.kernel_id == seen.kernel_id or self.cgroup_id in seen.cgroups
 
     def meter(self, engine: str) -> Meter:
         return self.meters.setdefault(engine, Meter(*self.since))
@@ -114,27 +126,32 @@ class Use:
 class Accounts:
     """All that outlives a look. Clients by (device, client id), clocks by (device, engine), uses by (cgroup, device);
     cgroup 0 has what belongs to no series any more, or found no room for one. `unread`: files that were never read.
-    `looked_ns`: when the last look began that listed everything, 0 if the last did not."""
+    `looked_ns`: when the last look began; `crowded`: cgroups and devices of which it left clients out."""
 
     clients: dict[ClientKey, Client] = field(default_factory=dict)
     clocks: dict[tuple[str, str], Clock] = field(default_factory=dict)
     uses: dict[tuple[int, str], Use] = field(default_factory=dict)
     unread: dict[FileKey, Since] = field(default_factory=dict)
     looked_ns: int = 0
+    crowded: frozenset[tuple[int, str]] = frozenset()
 
-    def look(self, seen: Iterable[Seen], paths: Mapping[int, str], now_ns: int) -> None:
-        """Takes one look at all clients in. `paths` has every cgroup of theirs; `now_ns`: when it began."""
+    def look(
+        self, seen: Iterable[Seen], paths: Mapping[int, str], now_ns: int, crowded: Iterable[tuple[int, str]] = ()
+    ) -> None:
+        """Takes one look at all clients in, but for some of those that are `crowded`. `paths` has every cgroup of
+        theirs; `now_ns`: when it began."""
         by_file, here, unread = self.by_file(), set(), {}
         for each in seen:
             file = (each.device, each.file)
-            key = (each.device, each.fdinfo.client_id) if each.fdinfo else by_file.get(file)
             since = self.unread.get(file) or self._since(each)
+            key = (each.device, each.fdinfo.client_id) if each.fdinfo else self._in_place(by_file.get(file), each)
             if key is not None:
                 here.add(key)
                 self._see(key, each, since, paths, now_ns)
-            if key not in self.clients:
+            client = self.clients.get(key) if key else None
+            if client is None or not client.is_the_same(each):
                 unread[file] = since
-        self.unread, self.looked_ns = unread, now_ns
+        self.unread, self.looked_ns, self.crowded = unread, now_ns, frozenset(crowded)
         for key, client in self.clients.items():
             client.missed = 0 if key in here else client.missed + 1
             if client.missed:
@@ -151,16 +168,29 @@ class Accounts:
         living = (client for client in self.clients.values() if not client.missed)
         return sum(any(meter.runs_ahead for meter in client.meters.values()) for client in living)
 
+    def _in_place(self, key: ClientKey | None, seen: Seen) -> ClientKey | None:
+        """Which client it is that was not read, `key` being the one that had the file. Where it may be another, nobody
+        knows what that one has now; yet it has not ended: it would count twice when it is read again."""
+        client = self.clients[key] if key else None
+        if client is None or client.is_another(seen):
+            return None
+        if not client.is_the_same(seen):
+            client.memory = {}
+        return key
+
     def _since(self, seen: Seen) -> Since:
-        """Of a file that was not there in the last look. In the first look nobody knows for how long."""
-        opened = max(seen.start_ns, self.looked_ns)
-        return Since(opened, opened if self.looked_ns else seen.end_ns)
+        """Of a file that was not there in the last look. Nobody knows for how long if that was the first, or left some
+        of the cgroup out."""
+        left_out = any((cgroup_id, seen.device) in self.crowded for cgroup_id in seen.cgroups)
+        looked_ns = 0 if left_out else self.looked_ns
+        opened = max(seen.start_ns, looked_ns)
+        return Since(opened, opened if looked_ns else seen.end_ns)
 
     def _see(self, key: ClientKey, seen: Seen, since: Since, paths: Mapping[int, str], now_ns: int) -> None:
         if seen.fdinfo is None or not seen.cgroups:
             return
         client = self.clients.setdefault(key, Client(seen.file, seen.cgroups[0], since))
-        client.file = seen.file
+        client.file, client.kernel_id = seen.file, seen.kernel_id
         if client.cgroup_id not in seen.cgroups:
             self._pay(key, client, now_ns)
             client.cgroup_id = seen.cgroups[0]
@@ -240,14 +270,13 @@ class Accounts:
             client.memory = {}
 
     def shown(self) -> Iterator[ClientUse]:
-        """The totals, with the memory of the clients there are."""
+        """The totals, with the memory of the clients there are, where all were looked at."""
         memory: dict[tuple[int, str], dict[str, int]] = {}
         for (device, _), client in self.clients.items():
             regions = memory.setdefault((client.cgroup_id, device), {})
             for region, size in client.memory.items():
                 regions[region] = regions.get(region, 0) + size
-        for (cgroup_id, device), use in self.uses.items():
-            regions = possible(memory.get((cgroup_id, device), {}))
-            yield ClientUse(
-                cgroup_id, use.path, device, use.first_ns, use.engine_ns, regions, use.ended, use.earlier_ns
-            )
+        for key, use in self.uses.items():
+            cgroup_id, device = key
+            has = None if key in self.crowded else possible(memory.get(key, {}))
+            yield ClientUse(cgroup_id, use.path, device, use.first_ns, use.engine_ns, has, use.ended, use.earlier_ns)

@@ -16,7 +16,7 @@ from typing import TextIO, TypeVar
 from kubenpu.model.clients import COUNT_LIMIT, ClientSample, ClientUse
 from kubenpu.model.errors import SourceError
 
-FORMAT = 2
+FORMAT = 3
 NAME = "clients.json"
 HEAD = ("taken_ns", "due_ns", "generation")
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def _use(line: list[object]) -> ClientUse:
         str(device),
         number(first_ns),
         numbers(engine_ns),
-        numbers(memory),
+        None if memory is None else numbers(memory),
         number(ended),
         number(earlier_ns),
     )
@@ -85,8 +85,8 @@ def numbers(found: object) -> dict[str, int]:
     return {str(name): number(value) for name, value in found.items()}
 
 
-def number(found: object) -> int:
+def number(found: object, limit: int = COUNT_LIMIT) -> int:
     """Raises TypeError."""
-    if not isinstance(found, int) or not 0 <= found < COUNT_LIMIT:
+    if not isinstance(found, int) or not 0 <= found < limit:
         raise TypeError("not a count")
     return found

@@ -18,6 +18,9 @@ from kubenpu.ledger.meters import Clock, Meter, Speed
 from kubenpu.model.clients import COUNT_LIMIT, ClientSample, ClientUse
 from kubenpu.model.errors import SourceError
 
+NAME_LIMIT = 1 << 64
+"""Of what the kernel tells files and clients apart by: the address of a file is in the upper half."""
+
 
 def write_clients(path: Path, boot_id: str, sample: ClientSample, rest: object) -> None:
     """For root's eyes: it tells where in the kernel's memory files are."""
@@ -45,6 +48,7 @@ def dump_rest(accounts: Accounts) -> dict[str, object]:
         "clocks": [[*key, *astuple(clock)] for key, clock in accounts.clocks.items()],
         "unread": [[*file, *since] for file, since in accounts.unread.items()],
         "looked_ns": accounts.looked_ns,
+        "crowded": sorted(accounts.crowded),
         "dead_since": [use.dead_since for use in accounts.uses.values()],
     }
 
@@ -54,7 +58,8 @@ def _dump_client(client: Client) -> Iterator[object]:
         engine: (each.grew_ns, each.booked_ns, each.value, each.odd, each.odd_ns, each.times)
         for engine, each in client.meters.items()
     }
-    yield from (client.file, client.cgroup_id, client.since, meters, client.unpaid, client.memory, client.missed)
+    yield from (client.file, client.cgroup_id, client.since, meters, client.unpaid, client.memory)
+    yield from (client.missed, client.kernel_id)
 
 
 def restore(uses: Iterable[ClientUse], rest: object) -> Accounts:
@@ -66,25 +71,27 @@ def restore(uses: Iterable[ClientUse], rest: object) -> Accounts:
         totals = Use(use.path, use.first_ns, _time(dead_since), dict(use.engine_ns), use.ended, use.earlier_ns)
         accounts.uses[use.cgroup_id, use.device] = totals
     for device, client_id, *values in rest["clients"]:
-        accounts.clients[str(device), number(client_id)] = _client(values)
+        accounts.clients[str(device), number(client_id, NAME_LIMIT)] = _client(values)
     for device, engine, *values in rest["clocks"]:
         accounts.clocks[str(device), str(engine)] = _clock(values)
     for device, file, *since in rest["unread"]:
-        accounts.unread[str(device), number(file)] = Since(*map(number, since))
+        accounts.unread[str(device), number(file, NAME_LIMIT)] = Since(*map(number, since))
     accounts.looked_ns = number(rest["looked_ns"])
+    accounts.crowded = frozenset((number(cgroup_id), str(device)) for cgroup_id, device in rest["crowded"])
     return accounts
 
 
 def _client(values: list[Any]) -> Client:
-    file, cgroup_id, since, meters, unpaid, memory, missed = values
+    file, cgroup_id, since, meters, unpaid, memory, missed, kernel_id = values
     return Client(
-        number(file),
+        number(file, NAME_LIMIT),
         number(cgroup_id),
         Since(*map(number, since)),
         {engine: Meter(*map(number, each)) for engine, each in dict(meters).items()},
         {engine: Unpaid(*map(number, each)) for engine, each in dict(unpaid).items()},
         numbers(memory),
         number(missed),
+        number(kernel_id, NAME_LIMIT),
     )
 
 

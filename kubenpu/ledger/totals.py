@@ -8,14 +8,14 @@ without an address keeps its counts under the name `slot-N`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kubenpu.ledger.standing import UNASKED, Standings, shown_owner
 from kubenpu.model.clients import ClientUse, possible
 from kubenpu.model.identity import Owner
 from kubenpu.model.sample import HOOK_WITH_OUTCOME, ZERO, Cell, Counts, DeviceTotals, KernelSample
-from kubenpu.model.view import ClientTotals, ClientUsage, DeviceUsage, Usage
+from kubenpu.model.view import Amounts, ClientTotals, ClientUsage, DeviceUsage, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,19 @@ def client_usage(
             owner=owner,
             device=device,
             engine_ns=tuple(_add_up(use.engine_ns for use in of).items()),
-            memory=tuple(possible(_add_up(use.memory for use in of)).items()),
+            memory=_memory(of),
             ended=sum(use.ended for use in of),
             first_ns=min((use.first_ns for use in of if use.first_ns), default=0),
             earlier_ns=sum(use.earlier_ns for use in of),
         )
         for (owner, device), of in sorted(found.items(), key=_order)
     )
+
+
+def _memory(uses: Sequence[ClientUse]) -> Amounts:
+    """Nothing where that of one is not known: what the others have is not all."""
+    known = [use.memory for use in uses if use.memory is not None]
+    return tuple(possible(_add_up(known)).items()) if len(known) == len(uses) else ()
 
 
 def client_totals(uses: Iterable[ClientUse]) -> tuple[ClientTotals, ...]:

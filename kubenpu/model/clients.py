@@ -23,9 +23,9 @@ def possible(numbers: Mapping[K, int]) -> dict[K, int]:
 class ClientUse(NamedTuple):
     """What the clients of one cgroup used of one device since `first_ns` (CLOCK_BOOTTIME), and have now.
 
-    `cgroup_id` 0: those of cgroups whose series have ended. `ended`: clients that were closed; what each of them used
-    after it was last looked at is in no number. `earlier_ns`: of the time of all engines, that of which nobody knows
-    when it was used: before the first look, or while nobody looked.
+    `cgroup_id` 0: those of cgroups whose series have ended. `memory` None: not all clients were looked at. `ended`:
+    clients that were closed; what each of them used after it was last looked at is in no number. `earlier_ns`: of the
+    time of all engines, that of which nobody knows when it was used: before the first look, or while nobody looked.
     """
 
     cgroup_id: int
@@ -33,7 +33,7 @@ class ClientUse(NamedTuple):
     device: str
     first_ns: int
     engine_ns: Mapping[str, int]
-    memory: Mapping[str, int]
+    memory: Mapping[str, int] | None
     ended: int
     earlier_ns: int = 0
 

@@ -36,6 +36,7 @@ from kubenpu.model.clients import ClientSample
 from kubenpu.model.device import Device
 from kubenpu.model.errors import ConfigError, KubeNpuError, SourceError
 from kubenpu.model.fdinfo import Fdinfo, Holder
+from kubenpu.model.text import clean_label
 from kubenpu.service.fdinfo_readers import Found, Readers, boot_ns, task_path
 from kubenpu.service.timed import Jobs, Timed
 
@@ -45,6 +46,8 @@ MAX_CLIENTS = 8192
 MAX_CLIENTS_OF_CGROUP = 512
 HOLDERS_ASKED, MAX_HOLDERS = 4, 64
 """Of those that share one file: so many, as the first may be gone by then, and so many if each is of another cgroup."""
+NAMED = 3
+"""Cgroups whose clients are too many, in the status line."""
 ALIVE_SECONDS = 20
 """How often systemd is told that all is well, at least."""
 _ASLEEP = ("suspended", "suspending")
@@ -65,7 +68,8 @@ def read_sleep(device: Device) -> Sleep:
 
 
 class Clients:
-    """Everything between two looks. `trouble`: what the last one could not see, "" if nothing."""
+    """Everything between two looks. `trouble`: what the last one could not see, "" if nothing; `note`: who has too many
+    clients, which nobody else suffers from."""
 
     def __init__(self, settings: Settings, mount: Path, proc: Path = PROC) -> None:
         self._settings, self._mount, self._proc = settings, mount, proc
@@ -76,7 +80,7 @@ class Clients:
         self._generation = time.time_ns()
         self.accounts = Accounts()
         self.devices = 0
-        self.trouble = ""
+        self.trouble = self.note = ""
         self._jobs = Jobs(self._pins, settings.drivers_directory)
         self._restore()
 
@@ -125,9 +129,8 @@ class Clients:
         if nodes:
             look.take(read_holders(self._pins))
         paths = self._paths(look.holders())
-        self.accounts.look(look.read(paths.keys()), paths, now_ns)
-        if look.left_out:
-            self.accounts.looked_ns = 0  # who is new in the next look may be old
+        self.accounts.look(look.read(paths.keys()), paths, now_ns, look.crowded)
+        self._tell_crowded()
         self._fold(now_ns / 1e9)
         known = {client_id for _, client_id in self.accounts.clients}
         self._jobs.forget(times.keys() - known - {holder.client_id for holder in look.holders()})
@@ -163,6 +166,15 @@ class Clients:
             names = read_names(self._settings.run_directory / NAMES_NAME, self._boot_id)
             self.accounts.fold(names, now, self._settings.retention_seconds)
 
+    def _tell_crowded(self) -> None:
+        found = sorted({use.path for key, use in self.accounts.uses.items() if key in self.accounts.crowded})
+        more = f" and of {len(found) - NAMED} more cgroups" if len(found) > NAMED else ""
+        names = ", ".join(map(clean_label, found[:NAMED]))
+        note = f"memory is not known of {names}{more}: too many clients to look at" if found else ""
+        if note and note != self.note:
+            log.warning("%s", note)
+        self.note = note
+
     def summary(self) -> str:
         clients = len(self.accounts.clients)
         return (
@@ -183,7 +195,8 @@ class Look:
         self._files: dict[FileKey, list[Holder]] = {}
         self._sleep = {device.address: read_sleep(device) for device in nodes.values()}
         self._refused = self._absurd = 0
-        self.left_out = 0
+        self._full = False
+        self.crowded: set[tuple[int, str]] = set()
 
     def take(self, holders: Iterable[Holder]) -> None:
         fresh, of = dict[FileKey, list[Holder]](), Counter[int]()
@@ -192,8 +205,7 @@ class Look:
             if device is None:
                 continue  # it came after sysfs was read
             key = (device.address, holder.file)
-            if key not in self._known and key not in fresh and not _take_place(of, holder.cgroup_id):
-                self.left_out += 1
+            if key not in self._known and key not in fresh and not self._has_place(holder, key[0], len(fresh), of):
                 continue
             sharing = (self._files if key in self._known else fresh).setdefault(key, [])
             if len(sharing) < HOLDERS_ASKED or _is_of_another(holder, sharing):
@@ -204,10 +216,18 @@ class Look:
         """As many as there is room for beside the clients that were known and are listed again."""
         of = Counter(self._known[key] for key in self._files)
         for key, sharing in fresh.items():
-            if _take_place(of, sharing[0].cgroup_id):
+            if self._has_place(sharing[0], key[0], len(self._files), of):
                 self._files[key] = sharing
-            else:
-                self.left_out += 1
+
+    def _has_place(self, holder: Holder, device: str, taken: int, of: Counter[int]) -> bool:
+        """Whether there is one among all and for this cgroup, which takes it."""
+        full = taken >= MAX_CLIENTS
+        if full or of[holder.cgroup_id] >= MAX_CLIENTS_OF_CGROUP:
+            self._full = self._full or full
+            self.crowded.add((holder.cgroup_id, device))
+            return False
+        of[holder.cgroup_id] += 1
+        return True
 
     def holders(self) -> Iterator[Holder]:
         return (holder for sharing in self._files.values() for holder in sharing)
@@ -221,15 +241,16 @@ class Look:
         )
         for key, sharing in self._files.items():
             owners = tuple(dict.fromkeys(h.cgroup_id for h in sharing if h.cgroup_id in cgroups))
-            start_ns, slept_ms = sharing[0].start_ns, self._sleep[key[0]].slept_ms
+            start_ns, kernel_id, slept_ms = sharing[0].start_ns, sharing[0].client_id, self._sleep[key[0]].slept_ms
             read = found.get(key)
-            fdinfo = self._told(key[0], sharing[0].client_id, read)
+            fdinfo = self._told(key[0], kernel_id, read)
             if read is None:
-                yield Seen(*key, owners, fdinfo, end_ns=boot_ns(), start_ns=start_ns)
+                yield Seen(*key, owners, fdinfo, end_ns=boot_ns(), start_ns=start_ns, kernel_id=kernel_id)
             else:
                 self._refused += read.refused
                 self._absurd += fdinfo.absurd if fdinfo else 0
-                yield Seen(*key, owners, fdinfo, read.begin_ns, read.end_ns, start_ns, slept_ms, read.suspended_ns)
+                times = (read.begin_ns, read.end_ns, start_ns, slept_ms, read.suspended_ns)
+                yield Seen(*key, owners, fdinfo, *times, kernel_id)
 
     def _told(self, device: str, client_id: int, read: Found | None) -> Fdinfo | None:
         """By the driver, else by the kernel's scheduler, which is not asleep when the device is."""
@@ -249,16 +270,9 @@ class Look:
             said.append(f"permission denied for the fdinfo of {self._refused} clients, which needs CAP_SYS_PTRACE")
         if self._absurd:
             said.append(f"{self._absurd} numbers of drivers are left out, as nothing can have so much")
-        if self.left_out:
-            said.append(f"{self.left_out} clients are not looked at: too many of one cgroup, or of all")
+        if self._full:
+            said.append(f"there are more than {MAX_CLIENTS} clients: not all are looked at")
         return "; ".join(said)
-
-
-def _take_place(of: Counter[int], cgroup_id: int) -> bool:
-    """Whether there was one among all and for this cgroup."""
-    room = of[cgroup_id] < MAX_CLIENTS_OF_CGROUP and of.total() < MAX_CLIENTS
-    of[cgroup_id] += room
-    return room
 
 
 def _is_of_another(holder: Holder, sharing: Sequence[Holder]) -> bool:
@@ -282,7 +296,7 @@ def run(clients: Clients, interval_s: float, stop: threading.Event) -> None:
     status = ""
     while True:
         clients.step()
-        said = "; ".join(filter(None, (clients.summary(), clients.trouble)))
+        said = "; ".join(filter(None, (clients.summary(), clients.trouble, clients.note)))
         if not status:
             systemd.notify("READY=1")
         systemd.notify("WATCHDOG=1")

@@ -149,6 +149,46 @@ def test_what_is_not_read_keeps_its_values() -> None:
     assert len(accounts.clients) == 1
 
 
+# ---- one address for two files, while the device sleeps ----
+
+
+def at_one_address(*cgroups: int, kernel_id: int = 0, fdinfo: Fdinfo | None = None) -> Seen:
+    return Seen(GPU, 7, cgroups, fdinfo, end_ns=5, start_ns=3, kernel_id=kernel_id)
+
+
+def test_another_client_is_told_by_the_name_the_kernel_has_for_it() -> None:
+    """That need not be the driver's."""
+    accounts = Accounts()
+    look(accounts, at_one_address(1, kernel_id=71, fdinfo=used(1, 100, {"vram0": 5})))
+    look(accounts, at_one_address(2, kernel_id=72))
+    assert (shown(accounts)[1].memory, list(accounts.unread)) == ({}, [(GPU, 7)])
+    look(accounts, at_one_address(2, kernel_id=72), times=LOOKS_REMEMBERED)
+    assert shown(accounts)[1].ended == 1
+    look(accounts, at_one_address(2, kernel_id=72, fdinfo=used(2, 30, {"vram0": 6})))
+    assert (render(accounts, 1), render(accounts, 2), shown(accounts)[2].memory) == (100, 30, {"vram0": 6})
+    assert not accounts.unread
+
+
+def test_the_same_client_is_told_by_it_in_whatever_cgroup() -> None:
+    accounts = Accounts()
+    look(accounts, at_one_address(1, kernel_id=71, fdinfo=used(1, 100, {"vram0": 5})))
+    look(accounts, at_one_address(2, kernel_id=71), times=LOOKS_REMEMBERED + 1)
+    assert (shown(accounts)[1].memory, accounts.unread) == ({"vram0": 5}, {})
+    look(accounts, at_one_address(2, kernel_id=71, fdinfo=used(1, 120)))
+    assert (render(accounts, 1), render(accounts, 2), shown(accounts)[1].ended) == (100, 20, 0)
+
+
+@pytest.mark.parametrize(("client_id", "others", "ended"), [(2, 130, 1), (1, 30, 0)])
+def test_without_such_a_name_another_cgroup_may_be_another_client(client_id: int, others: int, ended: int) -> None:
+    """Memory of neither is known, and it has not ended: it may have been handed over, and would count twice."""
+    accounts = Accounts()
+    look(accounts, at_one_address(1, fdinfo=used(1, 100, {"vram0": 5})))
+    look(accounts, at_one_address(2), times=2 * LOOKS_REMEMBERED)
+    assert (shown(accounts)[1].memory, list(accounts.unread)) == ({}, [(GPU, 7)])
+    look(accounts, at_one_address(2, fdinfo=used(client_id, 130)), times=LOOKS_REMEMBERED + 1)
+    assert (render(accounts, 1), render(accounts, 2), shown(accounts)[1].ended) == (100, others, ended)
+
+
 def test_who_ended_is_remembered_up_to_a_bound_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MAX_REMEMBERED", 3)
     accounts = Accounts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +24,8 @@ def test_who_opens_a_device_often_hides_nobody(machine: Machine) -> None:
     running = machine.start()
     running.step()
     assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}
-    assert running.trouble == "5 clients are not looked at: too many of one cgroup, or of all"
+    assert running.trouble == "", "it is nobody else's"
+    assert running.note == "memory is not known of /pod/greedy: too many clients to look at"
     machine.holders.reverse()
     running.step()
     assert machine.gfx() == {"/pod/greedy": MAX_CLIENTS_OF_CGROUP, "/pod/modest": 7}, "the same ones as before"
@@ -60,18 +61,57 @@ def test_who_opens_more_than_there_is_room_for_hides_nobody(machine: Machine, mo
         machine.tell(machine.hold(20 + n, f"/pod/{n}", 2 + n), 50 + n, 1)
     running.step()
     assert machine.gfx() == {"/pod/greedy": 5, "/pod/modest": 7, "/pod/0": 1}
-    assert running.trouble == "17 clients are not looked at: too many of one cgroup, or of all"
+    assert running.trouble == "there are more than 7 clients: not all are looked at"
+    assert running.note == "memory is not known of /pod/greedy: too many clients to look at"
 
 
 @pytest.mark.usefixtures("five_of_a_cgroup")
-def test_after_a_look_that_left_somebody_out_who_is_new_may_be_old(machine: Machine) -> None:
+def test_memory_of_who_is_not_looked_at_as_a_whole_is_not_known(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    holders = [machine.hold(10, "/pod/greedy", 100 + n, fd=n) for n in range(6)]
+    for n, holder in enumerate([*holders, machine.hold(11, "/pod/modest", 1)]):
+        machine.tell(holder, 5 + n, 1, vram_kib=4)
+    running = machine.start()
+    for _ in range(3):
+        running.step()
+        assert memory(machine) == {"/pod/greedy": None, "/pod/modest": {"vram": 4096}}
+    assert [record.message for record in caplog.records] == [running.note] != [""]
+    machine.holders.remove(holders[0])
+    machine.start().step()
+    assert memory(machine) == {"/pod/greedy": {"vram": 5 * 4096}, "/pod/modest": {"vram": 4096}}
+
+
+def memory(machine: Machine) -> dict[str, Mapping[str, int] | None]:
+    return {use.path: use.memory for use in machine.sample().uses}
+
+
+@pytest.mark.usefixtures("five_of_a_cgroup")
+def test_only_so_many_are_named(machine: Machine) -> None:
+    for cgroup in range(5):
+        for n in range(6):
+            machine.tell(machine.hold(10 + cgroup, f"/pod/{cgroup}", 10 * cgroup + n, fd=n), 10 * cgroup + n, 1)
     running = machine.start()
     running.step()
-    assert running.accounts.looked_ns > 0
-    for n in range(6):
-        machine.tell(machine.hold(10, "/pod/greedy", 100 + n, fd=n), 1000 + n, 1)
+    assert running.note.startswith("memory is not known of /pod/0, /pod/1, /pod/2 and of 2 more cgroups: ")
+
+
+@pytest.mark.usefixtures("five_of_a_cgroup")
+def test_who_was_left_out_may_be_old_and_nobody_else(machine: Machine) -> None:
+    """Also after a restart: what it used before it was looked at is believed, and in no minute."""
+    used = 1000 * 10**9
+    greedy = [machine.hold(10, "/pod/greedy", 100 + n, fd=n) for n in range(6)]
+    for n, holder in enumerate(greedy):
+        machine.tell(holder, 1000 + n, used)
+    machine.start().step()
+    assert machine.gfx() == {"/pod/greedy": 5 * used}
+    machine.holders.remove(greedy[0])
+    machine.tell(machine.hold(11, "/pod/modest", 1), 5, used)
+    running = machine.start()
     running.step()
-    assert running.accounts.looked_ns == 0
+    assert machine.gfx() == {"/pod/greedy": 6 * used, "/pod/modest": 0}
+    assert [use.earlier_ns for use in machine.sample().uses] == [6 * used, 0]
+    assert running.trouble == "1 clients say that they used more than can be, which is not counted", "the new one"
 
 
 def test_what_was_used_before_the_first_look_is_said(machine: Machine) -> None:

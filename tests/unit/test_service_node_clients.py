@@ -92,6 +92,15 @@ def test_a_sum_that_cannot_be_is_absent(world: World, node: Node) -> None:
     assert [(c.engine_ns, c.memory) for c in node.view().clients] == [((("gfx", 14),), ())]
 
 
+def test_memory_of_which_a_part_is_not_known_is_absent(world: World, node: Node) -> None:
+    world.resolver.answer = lambda _path: CONFIRMED
+    cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
+    first, second = (use(cgroup, path) for cgroup, path in cgroups.items())
+    write(node, world, first, second._replace(memory=None))
+    node.resolve()
+    assert [(c.engine_ns, c.memory) for c in node.view().clients] == [((("gfx", 14),), ())]
+
+
 def test_what_was_used_before_anybody_looked_goes_with_the_rest(world: World, node: Node) -> None:
     world.resolver.answer = lambda _path: CONFIRMED
     cgroups = {world.cgroup(path): path for path in (POD_PATH, f"{POD_PATH}/sub")}
@@ -168,7 +177,7 @@ def test_its_trouble_is_the_sources(world: World, node: Node) -> None:
     assert len(node.view().clients) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format":2}', "[]", "\x80", '{"format":2,"boot_id":"B","uses":-1}'])
+@pytest.mark.parametrize("content", ["", "{", '{"format":3}', "[]", "\x80", '{"format":3,"boot_id":"B","uses":-1}'])
 def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> None:
     text = content.replace("B", node._boot_id)
     (world.settings.run_directory / NAME).write_bytes(text.encode("latin-1"))
@@ -187,6 +196,7 @@ def test_a_file_that_cannot_be_used(world: World, node: Node, content: str) -> N
         b'[1, "/", "gpu", 0, {"gfx": -1}, {}, 0, 0]',
         b'[1, "/", "gpu", 0, {"gfx": 9223372036854775808}, {}, 0, 0]',
         b'[1, "/", "gpu", 0, [], {}, 0, 0]',
+        b'[1, "/", "gpu", 0, {}, [], 0, 0]',
         b'[1, "/", "gpu", 0, {}, {}, 0]',
         b"[" * 100_000,
     ],

@@ -11,10 +11,12 @@ meanwhile: so each client has at least what it worked for that one, and all toge
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +34,12 @@ pytestmark = pytest.mark.usefixtures("counting")
 
 BUSY = ["--do", "0x69:1", "--seconds", "600"]
 TIME, MEMORY_KIB = "kubenpu_engine_seconds_total", 16_384
-UNIT = "time-farm.service"
+UNIT, ENDED_UNIT = "time-farm.service", "time-ended.service"
 JOBS = ("jobs-one.service", "jobs-two.service")
 NPU, RING = "rknn", "rocket.0"
 TALLY = Path("/sys/module/fakesched/parameters/tally")
 PINS = Path("/sys/fs/bpf/kubenpu/1")
+CLIENTS_FILE = Path("/run/kubenpu/clients.json")
 FAST = "[clients]\ninterval_seconds = 1\n"
 
 
@@ -115,6 +118,10 @@ def _shown(device: FakeDevice, names: Iterable[str], found: Sequence[Row] = ()) 
     }
 
 
+def restart(unit: str) -> None:
+    service.systemctl("restart", unit)
+
+
 def kill(unit: str) -> None:
     before = int(service.show(unit, "MainPID"))
     os.kill(before, signal.SIGKILL)
@@ -137,6 +144,44 @@ def unit_at_work(node: str) -> Iterator[int]:
 def test_time_of_a_unit(device: FakeDevice) -> None:
     with unit_at_work(device.nodes[-1]) as pid:
         assert_told(device, {"": [pid]})
+
+
+@pytest.mark.guests("trixie")
+def test_totals_go_on_when_one_has_ended_and_one_lives(device: FakeDevice) -> None:
+    """After a restart and after SIGKILL of whoever adds them up: of each, of the device, and how many ended."""
+    node, before = device.nodes[-1], ended(device)
+    work = [str(tally.WORKLOAD), "--node", node, "--do", "0x69:1", "--seconds", "3"]
+    with unit_at_work(node) as pid:
+        subprocess.run(["systemd-run", "-q", "--wait", f"--unit={ENDED_UNIT}", *work], check=True)
+        wait.until("its end", lambda: ended(device) == before + 1)
+        with standing_still([pid]):
+            told = told_ns([pid], node)
+            wait.until(f"{told}", lambda: _shown(device, [""]) == {"": told})
+            shown_before = of_engines(device)
+            assert {UNIT, ENDED_UNIT} <= {unit for _, unit, _ in shown_before}
+            for again in (restart, kill):
+                since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                again(CLIENTS)
+                wait.until("another look", lambda since_ns=since_ns: looked_ns() > since_ns)  # type: ignore[misc]
+                assert of_engines(device) == shown_before
+                assert ended(device) == before + 1
+    assert "totals begin anew" not in service.journal()
+
+
+def looked_ns() -> int:
+    with CLIENTS_FILE.open() as file:
+        return int(json.loads(file.readline())["taken_ns"])
+
+
+def ended(device: FakeDevice) -> float:
+    found = service.select(service.rows(), "kubenpu_device_clients_ended_total", device=device.address)
+    return found.get("", 0)
+
+
+def of_engines(device: FakeDevice) -> dict[tuple[str, str, str], float]:
+    """Seconds of the device by metric, unit and engine."""
+    found = [row for row in service.rows() if row.labels.get("device") == device.address and "engine" in row.labels]
+    return {(row.name, row.labels.get("unit", ""), row.labels["engine"]): row.value for row in found}
 
 
 @pytest.mark.guests("trixie73")  # on 6.1 test_sandbox.py shows that holders are found

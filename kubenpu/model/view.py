@@ -24,8 +24,8 @@ class ClientUsage(NamedTuple):
 
     `ended`: its clients that were closed; what each did after the last look is in no number. `earlier_ns`: of the time
     of all engines, that of which nobody knows when it was used. A driver that tells nothing of a kind has no entries of
-    it, but memory that the kernel's dmem controller knows is under `dmem:REGION`; `first_ns` 0: of its clients nothing
-    is known.
+    it, nor has memory of which a part is not known; but memory that the kernel's dmem controller knows is under
+    `dmem:REGION`; `first_ns` 0: of its clients nothing is known.
     """
 
     owner: Owner

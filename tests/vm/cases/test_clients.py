@@ -46,7 +46,7 @@ FAST = "[clients]\ninterval_seconds = 1\n"
 @pytest.fixture(scope="module", autouse=True)
 def looking(counting: None) -> Iterator[None]:
     with service.configured(FAST):
-        service.systemctl("start", CLIENTS)
+        service.systemctl("restart", CLIENTS)  # it may run since the package was installed
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ def test_time_of_a_unit(device: FakeDevice) -> None:
 def test_totals_go_on_when_one_has_ended_and_one_lives(device: FakeDevice) -> None:
     """After a restart and after SIGKILL of whoever adds them up: of each, of the device, and how many ended."""
     node, before = device.nodes[-1], ended(device)
-    work = [str(tally.WORKLOAD), "--node", node, "--do", "0x69:1", "--seconds", "3"]
+    work = [str(tally.WORKLOAD), "--node", node, "--do", "0x69:1", "--seconds", "5"]
     with unit_at_work(node) as pid:
         subprocess.run(["systemd-run", "-q", "--wait", f"--unit={ENDED_UNIT}", *work], check=True)
         wait.until("its end", lambda: ended(device) == before + 1)

@@ -53,7 +53,7 @@ class Kubelet:
         self._client = PodResources(socket, ASK_SECONDS)
         self._answered = 0.0
         self._uses: dict[Place, _Use] = {}
-        self._uids: Mapping[Pod, str] = {}
+        self._uids: Mapping[Pod, str | None] = {}
 
     def ask(self, view: Callable[[], View]) -> None:
         """Raises SourceError when there is no answer."""
@@ -71,16 +71,16 @@ class Kubelet:
     def close(self) -> None:
         self._client.close()
 
-    def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str]:
+    def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str | None]:
         """Those that use a device are known by now, of the others the runtimes are asked. While they do not answer, a
-        pod is who it was."""
+        pod is who it was. "": there is no such pod; None: it is not known."""
         alive = (each.owner for each in usage if each.alive and each.owner.kind is OwnerKind.POD)
         using = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
         end = time.monotonic() + ASK_SECONDS
-        uids: dict[Pod, str] = {}
+        uids: dict[Pod, str | None] = {}
         for pod in dict.fromkeys((each.namespace, each.pod) for each in claimed):
-            known = using[pod] if pod in using else self._ask_uid(pod, end)
-            uids[pod] = self._uids.get(pod, "") if known is None else known
+            known = using[pod] or None if pod in using else self._ask_uid(pod, end)
+            uids[pod] = self._uids.get(pod) if known is None else known
         self._uids = uids
         return uids
 
@@ -102,8 +102,9 @@ class Kubelet:
         return "" if runtimes and answered == len(runtimes) else None
 
     def _join(
-        self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str]
+        self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str | None]
     ) -> Allocations:
+        """Who is not there holds nothing: some kubelets list pods that are over."""
         counted = {each.device for each in view.device_usage if view.counts(each.hooks)}
         calls = _calls(view.usage)
         found, uses = [], {}
@@ -111,13 +112,15 @@ class Kubelet:
         for each in claimed:
             device = find_device(each.resource, each.names, view.devices)
             key, uid, idle_since = container_key(*each[:3]), uids[each[:2]], None
+            given[key] = (*given[key], device)
+            if uid == "":
+                continue
             if device in counted:
                 whole = container_key(*each[:2], "")  # where the runtime shows no containers in the pod
                 made = (*calls.get((key, device), ()), *calls.get((whole, device), ()))
-                use = uses[key, device] = self._use((key, device), uid, made)
+                use = uses[key, device] = self._use((key, device), uid or "", made)
                 idle_since = use.idle_since
-            given[key] = (*given[key], device)
-            found.append(Allocation(*each[:6], device, uid, idle_since))
+            found.append(Allocation(*each[:6], device, uid or "", idle_since))
         self._uses = uses
         return Allocations(tuple(found), given)
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kubenpu.model.allocation import Allocations
 
 
+CLOCK_SET_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a view says about the node besides the counts; `index_rebuilds` and `pod_labels` come from identity,
@@ -60,6 +63,11 @@ class Ledger:
     _early: set[int] = field(default_factory=set)
     _retired_early: int = 0
     _missing: set[int] = field(default_factory=set)
+
+    def follow_clock(self, boot_unix_s: float) -> None:
+        """When the wall's clock was set, start times move with it. They do not tremble with it."""
+        if abs(boot_unix_s - self.boot_unix_s) > CLOCK_SET_S:
+            self.boot_unix_s = boot_unix_s
 
     def to_resolve(self, sample: KernelSample, now: float) -> tuple[int, ...]:
         """Cgroups with counts whose owner is not final and whose retry time has come."""
@@ -152,6 +160,7 @@ class Ledger:
             pod_labels=facts.pod_labels,
             dbus_dropped=facts.dbus_dropped,
             allocations=facts.allocations,
+            boot_unix_s=self.boot_unix_s,
         )
 
     def _standing(self, cgroup_id: int) -> Standing:

@@ -2,8 +2,8 @@
 """What the kubelet has given to whom, joined with this node's devices, with the pods' UIDs and with what was used.
 
 Owns the connection to the kubelet, its last answer, and since when each container has not used what it was given. An
-answer holds until the next one, or for KEEP_SECONDS while the kubelet is silent. Imported where there is a kubelet. For
-one thread; `known` for all.
+answer holds until the next one, or for KEEP_SECONDS while the kubelet is silent. Times are those of its clock, which
+nobody may set. Imported where there is a kubelet. For one thread; `known` for all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Place = tuple[str, str]
 class Kubelet:
     """`known` None: it has not told yet, or has been silent for too long."""
 
-    def __init__(self, socket: Path, runtimes: Callable[[], Sequence[Runtime]], clock: Clock = time.time) -> None:
+    def __init__(self, socket: Path, runtimes: Callable[[], Sequence[Runtime]], clock: Clock) -> None:
         self.known: Allocations | None = None
         self._runtimes, self._clock = runtimes, clock
         self._client = PodResources(socket, ASK_SECONDS)

@@ -25,10 +25,12 @@ KUBELET = "kubelet"
 
 
 class MaybeKubelet:
-    """`socket` "": it is not asked."""
+    """`socket` "": it is not asked. `clock`: seconds of CLOCK_BOOTTIME."""
 
-    def __init__(self, socket: str, runtimes: Callable[[], Sequence[Runtime]]) -> None:
-        self._socket, self._runtimes = socket, runtimes
+    def __init__(
+        self, socket: str, runtimes: Callable[[], Sequence[Runtime]], clock: Callable[[], float]
+    ) -> None:
+        self._socket, self._runtimes, self._clock = socket, runtimes, clock
         self._kubelet: Kubelet | None = None
 
     @property
@@ -52,7 +54,7 @@ class MaybeKubelet:
                 return
             from kubenpu.service.allocations import Kubelet  # noqa: PLC0415 - of use on nodes of a cluster
 
-            self._kubelet = Kubelet(Path(self._socket), self._runtimes)
+            self._kubelet = Kubelet(Path(self._socket), self._runtimes, self._clock)
         begin, reason = time.monotonic(), ""
         try:
             self._kubelet.ask(view)

@@ -68,7 +68,7 @@ class Node:
             find_container=self._find_container,
         )
         self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
-        self._kubelet = MaybeKubelet(settings.kubelet_socket, self._runtimes.clients)
+        self._kubelet = MaybeKubelet(settings.kubelet_socket, self._runtimes.clients, boot_seconds)
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
         self._store_pin: int | None = None
@@ -325,6 +325,7 @@ class Node:
     def view(self) -> View:
         """Reads the kernel's totals now and joins them with what is known."""
         with self._lock:
+            self._ledger.follow_clock(time.time() - boot_seconds())
             sample = self._read()
             addresses = self._store.slots() if self._store is not None else {}
             hooks, since = self._hooks()

@@ -215,6 +215,17 @@ def test_what_was_given_back_and_given_again_begins_anew(bench: Bench) -> None:
     assert bench.idle() == 0
 
 
+def test_idle_is_by_a_clock_that_nobody_sets_and_shown_by_that_of_the_wall(bench: Bench) -> None:
+    bench.ask()
+    known = bench.kubelet.known
+    assert known is not None
+    assert [known.all[0].idle_since, *(known.shown(wall)[0].idle_since for wall in (0, 1e9))] == [1030, 1030, 1e9 + 1030]
+    bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
+    bench.ask()
+    assert bench.kubelet.known is not None
+    assert bench.kubelet.known.shown(1e9) == bench.kubelet.known.all
+
+
 # ---- used without being given ----
 
 

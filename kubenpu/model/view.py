@@ -95,7 +95,7 @@ OPTIONAL_SOURCES = frozenset({"clients", "containers", "dbus", "history", "kubel
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """Whether a source answered last time, how long that took, and what it said otherwise."""
+    """Whether a source answered last time, how long that took, and what was wrong."""
 
     source: str
     up: bool

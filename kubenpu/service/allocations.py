@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kubenpu.devices.ids import find_device
 from kubenpu.identity.podresources import PodResources
-from kubenpu.model.allocation import Allocation, Allocations, Claimed, container_key
+from kubenpu.model.allocation import Allocation, Allocations, Claimed, Listing, container_key
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.view import Usage, View
@@ -55,8 +55,8 @@ class Kubelet:
         self._uses: dict[Place, _Use] = {}
         self._uids: Mapping[Pod, str | None] = {}
 
-    def ask(self, view: Callable[[], View]) -> None:
-        """Raises SourceError when there is no answer."""
+    def ask(self, view: Callable[[], View]) -> str:
+        """What of the answer is left out, "" when nothing is. Raises SourceError when there is none."""
         now = self._clock()
         try:
             listing = self._client.listing()
@@ -66,7 +66,8 @@ class Kubelet:
             raise
         self._answered, seen = now, view()
         uids = self._find_uids(listing.claimed, seen.usage)
-        self.known = self._join(listing.claimed, listing.containers, seen, uids)
+        self.known = self._join(listing, seen, uids)
+        return listing.left_out
 
     def close(self) -> None:
         self._client.close()
@@ -101,15 +102,15 @@ class Kubelet:
             answered += 1
         return "" if runtimes and answered == len(runtimes) else None
 
-    def _join(
-        self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str | None]
-    ) -> Allocations:
+    def _join(self, listing: Listing, view: View, uids: Mapping[Pod, str | None]) -> Allocations:
         """Who is not there holds nothing: some kubelets list pods that are over."""
         counted = {each.device for each in view.device_usage if view.counts(each.hooks)}
         calls = _calls(view.usage)
         found, uses = [], {}
-        given: dict[str, tuple[str | None, ...]] = dict.fromkeys(containers, ())
-        for each in claimed:
+        given: dict[str, tuple[str | None, ...]] = {
+            key: (None,) if key in listing.cut else () for key in listing.containers
+        }
+        for each in listing.claimed:
             device = find_device(each.resource, each.names, view.devices)
             key, uid, idle_since = container_key(*each[:3]), uids[each[:2]], None
             given[key] = (*given[key], device)

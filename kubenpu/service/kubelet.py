@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 KUBELET = "kubelet"
 """The source."""
+Note = Callable[[str, str, float, bool], None]
 
 
 class MaybeKubelet:
     """`socket` "": it is not asked. `clock`: seconds of CLOCK_BOOTTIME."""
 
-    def __init__(
-        self, socket: str, runtimes: Callable[[], Sequence[Runtime]], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, socket: str, runtimes: Callable[[], Sequence[Runtime]], clock: Callable[[], float]) -> None:
         self._socket, self._runtimes, self._clock = socket, runtimes, clock
         self._kubelet: Kubelet | None = None
 
@@ -47,7 +46,7 @@ class MaybeKubelet:
         self._socket, self._kubelet = socket, None
         return True
 
-    def ask(self, view: Callable[[], View], note: Callable[[str, str, float], None]) -> None:
+    def ask(self, view: Callable[[], View], note: Note) -> None:
         """Tells `note` whether it answered and how long that took, unless there is none."""
         if self._kubelet is None:
             if not self._socket or not os.path.exists(self._socket):  # noqa: PTH110 - Path.exists() may raise
@@ -55,12 +54,12 @@ class MaybeKubelet:
             from kubenpu.service.allocations import Kubelet  # noqa: PLC0415 - of use on nodes of a cluster
 
             self._kubelet = Kubelet(Path(self._socket), self._runtimes, self._clock)
-        begin, reason = time.monotonic(), ""
+        begin, answered = time.monotonic(), True
         try:
-            self._kubelet.ask(view)
+            reason = self._kubelet.ask(view)
         except SourceError as e:
-            reason = str(e)
-        note(KUBELET, reason, time.monotonic() - begin)
+            reason, answered = str(e), False
+        note(KUBELET, reason, time.monotonic() - begin, answered)
 
     def close(self) -> None:
         if self._kubelet is not None:

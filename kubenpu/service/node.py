@@ -102,10 +102,10 @@ class Node:
 
     # ---- sources ----
 
-    def note_source(self, source: str, reason: str, seconds: float) -> None:
-        """What somebody else found out about a source; reason "" means that it is up."""
+    def note_source(self, source: str, reason: str, seconds: float, answered: bool = False) -> None:
+        """What somebody else found out about a source; as Sources.note() has it."""
         with self._lock:
-            self._sources.note(source, reason, seconds)
+            self._sources.note(source, reason, seconds, answered)
 
     def note_dropped(self, count: int) -> None:
         """Messages that the bus has not taken since this was called last; none is a number, too."""

@@ -50,7 +50,7 @@ class Bench:
     """A node with these devices; the kubelet lists `claimed`, unless it has `trouble`."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.trouble = 1000.0, ""
+        self.now, self.trouble, self.cut = 1000.0, "", frozenset[str]()
         self.claimed, self.others = [GIVEN], ["ml/train-0/log"]
         self.usage: list[Usage] = []
         self.runtime = Runtime()
@@ -61,7 +61,7 @@ class Bench:
         if self.trouble:
             raise SourceError(self.trouble)
         containers = {f"{each.namespace}/{each.pod}/{each.container}" for each in self.claimed}
-        return Listing(tuple(self.claimed), frozenset(containers.union(self.others)))
+        return Listing(tuple(self.claimed), frozenset(containers.union(self.others)), self.cut)
 
     def view(self) -> View:
         hooks = (HookStatus("drm_ioctl", "fentry", "", 5),)
@@ -219,7 +219,8 @@ def test_idle_is_by_a_clock_that_nobody_sets_and_shown_by_that_of_the_wall(bench
     bench.ask()
     known = bench.kubelet.known
     assert known is not None
-    assert [known.all[0].idle_since, *(known.shown(wall)[0].idle_since for wall in (0, 1e9))] == [1030, 1030, 1e9 + 1030]
+    assert known.all[0].idle_since == 1030
+    assert [known.shown(wall)[0].idle_since for wall in (0, 1e9)] == [1030, 1e9 + 1030]
     bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
     bench.ask()
     assert bench.kubelet.known is not None
@@ -255,6 +256,14 @@ def test_who_has_a_device_that_nobody_knows_is_not_accused(bench: Bench) -> None
     bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
     bench.ask()
     assert bench.view().allocated(used(1)) is None
+
+
+def test_who_has_more_devices_than_are_kept_is_not_accused(bench: Bench) -> None:
+    bench.cut = frozenset({"ml/train-0/worker"})
+    bench.ask()
+    answers = [bench.view().allocated(used(1, device=device)) for device in (GPU, NPU)]
+    assert answers == [True, None]
+    assert bench.view().allocated(used(1, replace(OWNER, container="log"))) is False
 
 
 # ---- the kubelet ----

@@ -20,7 +20,7 @@ from kubenpu.devices import arguments, schema
 from kubenpu.devices.tables import load_tables
 from kubenpu.exporters import web, web_config, web_request
 from kubenpu.exporters.metrics import METRICS
-from kubenpu.identity import podresources
+from kubenpu.identity import kubelet_socket, podresources
 from kubenpu.identity.cri import KNOWN_SOCKETS
 from kubenpu.kernel import layout
 from kubenpu.kernel.losses import LOSSES
@@ -215,6 +215,7 @@ VALUES: Mapping[str, str] = {
     "ioctl-type": f"{schema.DRM_IOCTL_TYPE:#x}",
     "kinds": ", ".join(KIND_LABELS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
+    "kubelet-roots": ", ".join(map(str, kubelet_socket.ROOTS)),
     "max-rows": str(fields.MAX_ROWS),
     "max-usage-groups": str(fields.MAX_USAGE_GROUPS),
     "max-workloads": str(fields.MAX_WORKLOADS),

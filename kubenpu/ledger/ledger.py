@@ -65,9 +65,10 @@ class Ledger:
     _missing: set[int] = field(default_factory=set)
 
     def follow_clock(self, boot_unix_s: float) -> None:
-        """When the wall's clock was set, start times move with it. They do not tremble with it."""
-        if abs(boot_unix_s - self.boot_unix_s) > CLOCK_SET_S:
-            self.boot_unix_s = boot_unix_s
+        """When the wall's clock was set, start times move with it, but not before 1970. They do not tremble with it."""
+        now = max(0.0, boot_unix_s)
+        if abs(now - self.boot_unix_s) > CLOCK_SET_S:
+            self.boot_unix_s = now
 
     def to_resolve(self, sample: KernelSample, now: float) -> tuple[int, ...]:
         """Cgroups with counts whose owner is not final and whose retry time has come."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from kubenpu.cli.doctor_daemon import DAEMON_CHECKS
 from kubenpu.cli.doctor_findings import FAIL, OK, WARN, Check, Examination, Finding
 from kubenpu.cli.packages import PACKAGES, is_missing
+from kubenpu.identity.kubelet_socket import AUTO, BELOW_ROOT, find_kubelet
 from kubenpu.kernel import bpf
 from kubenpu.kernel.hooks import DRM_IOCTL, HOOKS, UPROBE, Hook
 from kubenpu.kernel.pins import read_state
@@ -254,6 +255,23 @@ def _runtimes(node: Examination) -> Iterator[Finding]:
             client.close()
 
 
+def _kubelet(node: Examination) -> Iterator[Finding]:
+    """Nodes of no cluster have none."""
+    setting, needed = node.settings.kubelet_socket, "its socket, for who was given which device"
+    socket = find_kubelet(setting)
+    seen = "" if os.geteuid() == 0 else " that this user can see"
+    if socket is not None:
+        yield Finding("kubelet", str(socket), needed)
+    elif setting == AUTO:
+        remedy = f"On a node of a cluster name its ROOT/{BELOW_ROOT} in identity.kubelet_socket"
+        yield Finding("kubelet", f"no socket at the known places{seen}", needed, remedy)
+    elif setting:
+        remedy = f"Correct identity.kubelet_socket, or leave it at {AUTO}"
+        yield Finding("kubelet", f"no {setting}{seen}", needed, remedy, WARN)
+    else:
+        yield Finding("kubelet", "not asked: identity.kubelet_socket is empty", needed)
+
+
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("kernel", _kernel),
     ("btf", _btf),
@@ -272,5 +290,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("devices", _devices),
     ("driver tables", _tables),
     ("runtime", _runtimes),
+    ("kubelet", _kubelet),
     *DAEMON_CHECKS,
 )

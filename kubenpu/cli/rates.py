@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kubenpu.model.identity import Owner
 
 _ROUNDING_S = 1
-"""kubenpud tells Unix times in whole seconds and works them out anew when it starts."""
+"""kubenpud tells Unix times in whole seconds and works them out anew when it starts or the clock was set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,16 @@ def _same_counting(old: Sample, new: Sample) -> bool:
 def _rate(old: Sample | None, new: Sample, before: CountsRow | None, now: CountsRow) -> Rates | None:
     if old is None or new.at <= old.at:
         return None
+    seconds = new.at - old.at
     if before is not None and abs(now.since - before.since) <= _ROUNDING_S:
         calls, errors = _added(before.calls, now.calls), _added(before.errors or {}, now.errors or {})
         wait_ns = (now.wait_ns or 0) - (before.wait_ns or 0)
-    elif now.since >= old.unix_s:
+    elif now.since >= new.unix_s - seconds:  # by the clock as it is now, which may have been set
         calls, errors, wait_ns = dict(now.calls), dict(now.errors or {}), now.wait_ns or 0
     else:
         return None
     if wait_ns < 0 or any(n < 0 for n in (*calls.values(), *errors.values())):
         return None
-    seconds = new.at - old.at
     submits = calls.get(Kind.SUBMIT.label)
     return Rates(
         None if submits is None else submits / seconds,

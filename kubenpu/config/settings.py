@@ -183,9 +183,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "identity.kubelet_socket",
         "kubelet_socket",
-        text(r"(/[^\x00-\x1f]*)?", "an absolute path or nothing", "PATH"),
-        "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "Socket on which the kubelet tells which devices it has given to whom; empty: it is not asked.",
+        text(r"(auto|/[^\x00-\x1f]*)?", "auto, an absolute path or nothing", "PATH"),
+        "auto",
+        "Socket on which the kubelet tells which devices it has given to whom; auto: that of the known places which "
+        "exists; empty: it is not asked.",
         needs_restart=False,
     ),
     Setting(

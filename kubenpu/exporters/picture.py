@@ -70,7 +70,7 @@ class Picture:
                 "the kubelet has not told which devices it has given to whom",
                 "On a node of a cluster look at the source kubelet of kubenpuctl doctor",
             )
-        return self.view.allocations.all
+        return self.view.allocations.shown(self.view.boot_unix_s)
 
     def _counts(self, usage: Usage | DeviceUsage) -> ShownCounts:
         submits = usage.vendor in self.submit_vendors

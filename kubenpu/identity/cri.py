@@ -74,7 +74,7 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-_LARGEST_ANSWER = ("grpc.max_receive_message_length", 16 * 1024 * 1024)
+LARGEST_ANSWER = ("grpc.max_receive_message_length", 16 * 1024 * 1024)
 _ABSENT_TEXTS = (
     "no such container",
     "not found",
@@ -135,7 +135,7 @@ class CriClient:
         self._deaf = self._failure = ""
         self._timeout_s = timeout_s
         self._clock = clock
-        self._channel = grpc.insecure_channel(grpc_target(socket_path), options=(*CHANNEL_OPTIONS, _LARGEST_ANSWER))
+        self._channel = grpc.insecure_channel(grpc_target(socket_path), options=(*CHANNEL_OPTIONS, LARGEST_ANSWER))
         self._failures = 0
         self._asleep_until = 0.0
         self._version = self._method("Version")

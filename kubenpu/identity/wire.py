@@ -9,7 +9,9 @@ Other wire types are skipped; what is malformed is a ValueError.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
+Data = TypeVar("Data", bytes, memoryview)
 Message = Mapping[int, list[bytes]]
 """Field number -> its length-delimited values, in order."""
 
@@ -20,26 +22,41 @@ _VARINT_BYTES = 10
 def read_message(data: bytes) -> Message:
     """The strings and messages in `data`."""
     found: dict[int, list[bytes]] = {}
-    for number, value in _fields(data):
+    for number, value in walk_message(data):
         if isinstance(value, bytes):
             found.setdefault(number, []).append(value)
     return found
 
 
+def walk_message(data: Data) -> Iterator[tuple[int, Data | int]]:
+    """The same and whole numbers one by one, in order, by number of their fields. Of a memoryview nothing is copied."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind not in (_FIXED64, _BYTES, _FIXED32):
+            raise ValueError(f"wire type {kind} is not one of protobuf 3")
+        size, at = _read_varint(data, at) if kind == _BYTES else (8 if kind == _FIXED64 else 4, at)
+        if at + size > len(data):
+            raise ValueError("the message is cut short")
+        if kind == _BYTES:
+            yield tag >> 3, data[at : at + size]
+        at += size
+
+
 def read_numbers(data: bytes) -> Mapping[int, int]:
     """The numbers in a message, the last of each field; as protobuf 3 leaves it out, 0 is one that is not there."""
-    return {number: value for number, value in _fields(data) if isinstance(value, int)}
+    return {number: value for number, value in walk_message(data) if isinstance(value, int)}
 
 
 def read_text(message: Message, number: int) -> str:
     """A string, "" when it is not there. Bytes that are not UTF-8 become replacement characters."""
     values = message.get(number)
     return values[-1].decode("utf-8", "replace") if values else ""
-
-
-def read_texts(message: Message, number: int) -> list[str]:
-    """All strings of a repeated field, likewise."""
-    return [value.decode("utf-8", "replace") for value in message.get(number, ())]
 
 
 def nested(message: Message, number: int) -> Message:
@@ -63,26 +80,7 @@ def write_bytes(number: int, value: bytes) -> bytes:
     return _write_varint(number << 3 | _BYTES) + _write_varint(len(value)) + value
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _read_varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind not in (_FIXED64, _BYTES, _FIXED32):
-            raise ValueError(f"wire type {kind} is not one of protobuf 3")
-        size, at = _read_varint(data, at) if kind == _BYTES else (8 if kind == _FIXED64 else 4, at)
-        if at + size > len(data):
-            raise ValueError("the message is cut short")
-        if kind == _BYTES:
-            yield tag >> 3, data[at : at + size]
-        at += size
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(_VARINT_BYTES):
         if at >= len(data):

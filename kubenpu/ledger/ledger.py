@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kubenpu.model.allocation import Allocations
 
 
+CLOCK_SET_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a view says about the node besides the counts; `index_rebuilds` and `pod_labels` come from identity,
@@ -60,6 +63,12 @@ class Ledger:
     _early: set[int] = field(default_factory=set)
     _retired_early: int = 0
     _missing: set[int] = field(default_factory=set)
+
+    def follow_clock(self, boot_unix_s: float) -> None:
+        """When the wall's clock was set, start times move with it, but not before 1970. They do not tremble with it."""
+        now = max(0.0, boot_unix_s)
+        if abs(now - self.boot_unix_s) > CLOCK_SET_S:
+            self.boot_unix_s = now
 
     def to_resolve(self, sample: KernelSample, now: float) -> tuple[int, ...]:
         """Cgroups with counts whose owner is not final and whose retry time has come."""
@@ -152,6 +161,7 @@ class Ledger:
             pod_labels=facts.pod_labels,
             dbus_dropped=facts.dbus_dropped,
             allocations=facts.allocations,
+            boot_unix_s=self.boot_unix_s,
         )
 
     def _standing(self, cgroup_id: int) -> Standing:

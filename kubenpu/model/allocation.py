@@ -27,17 +27,22 @@ class Claimed(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """`containers`: all that the kubelet told of, as container_key() writes them, those without a device too."""
+    """`containers`: all that the kubelet told of, as container_key() writes them, those without a device too. `cut`:
+    those that have more devices than are in `claimed`. `left_out`: what was told and is not here, in words.
+    """
 
     claimed: tuple[Claimed, ...]
     containers: frozenset[str]
+    cut: frozenset[str] = frozenset()
+    left_out: str = ""
 
 
 class Allocation(NamedTuple):
     """The same, joined with what this node has. `device`: its address, None when the names do not tell which it is.
 
-    `pod_uid` "": not known. `idle_since`: Unix time since which the container made no call to the device, as far as
-    somebody has looked; None when the device is not known or its calls are not counted.
+    `pod_uid` "": not known. `idle_since`: since when the container made no call to the device, as far as somebody has
+    looked, in seconds: of CLOCK_BOOTTIME in a View, of Unix time where it is shown. None when the device is not known
+    or its calls are not counted.
     """
 
     namespace: str
@@ -57,6 +62,13 @@ class Allocations(NamedTuple):
 
     all: tuple[Allocation, ...]
     given: Mapping[str, tuple[str | None, ...]]
+
+    def shown(self, boot_unix_s: float) -> tuple[Allocation, ...]:
+        """By the clock of the wall, which may have been set since."""
+        return tuple(
+            each if each.idle_since is None else each._replace(idle_since=boot_unix_s + each.idle_since)
+            for each in self.all
+        )
 
     def cover(self, owner: Owner, device: Device) -> bool | None:
         """Whether the owner was given the device; None when that cannot be said."""

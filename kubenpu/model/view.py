@@ -95,7 +95,7 @@ OPTIONAL_SOURCES = frozenset({"clients", "containers", "dbus", "history", "kubel
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """Whether a source answered last time, how long that took, and what it said otherwise."""
+    """Whether a source answered last time, how long that took, and what was wrong."""
 
     source: str
     up: bool
@@ -112,7 +112,7 @@ class View:
     subtracted only if it is the same; "" when there are no counts. `taken_ns`: CLOCK_BOOTTIME of the counts.
     `pod_labels`: by UID of the pod, those that the settings ask for. `dbus_dropped`: messages that the message bus did
     not take, None while nobody has been on it. `client_generation`: another one for each time device time began at 0.
-    `allocations` None: it is not known who was given which device.
+    `allocations` None: it is not known who was given which device. `boot_unix_s`: Unix time of CLOCK_BOOTTIME 0.
     """
 
     version: str
@@ -137,6 +137,7 @@ class View:
     client_totals: tuple[ClientTotals, ...] = ()
     client_generation: int = 0
     allocations: Allocations | None = None
+    boot_unix_s: float = 0.0
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
         """Whether one of these hooks is attached: what they count is shown, zeros too."""

@@ -2,8 +2,8 @@
 """What the kubelet has given to whom, joined with this node's devices, with the pods' UIDs and with what was used.
 
 Owns the connection to the kubelet, its last answer, and since when each container has not used what it was given. An
-answer holds until the next one, or for KEEP_SECONDS while the kubelet is silent. Imported where there is a kubelet. For
-one thread; `known` for all.
+answer holds until the next one, or for KEEP_SECONDS while the kubelet is silent. Times are those of its clock, which
+nobody may set. Imported where there is a kubelet. For one thread; `known` for all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kubenpu.devices.ids import find_device
 from kubenpu.identity.podresources import PodResources
-from kubenpu.model.allocation import Allocation, Allocations, Claimed, container_key
+from kubenpu.model.allocation import Allocation, Allocations, Claimed, Listing, container_key
 from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import OwnerKind
 from kubenpu.model.view import Usage, View
@@ -47,16 +47,16 @@ Place = tuple[str, str]
 class Kubelet:
     """`known` None: it has not told yet, or has been silent for too long."""
 
-    def __init__(self, socket: Path, runtimes: Callable[[], Sequence[Runtime]], clock: Clock = time.time) -> None:
+    def __init__(self, socket: Path, runtimes: Callable[[], Sequence[Runtime]], clock: Clock) -> None:
         self.known: Allocations | None = None
         self._runtimes, self._clock = runtimes, clock
         self._client = PodResources(socket, ASK_SECONDS)
         self._answered = 0.0
         self._uses: dict[Place, _Use] = {}
-        self._uids: Mapping[Pod, str] = {}
+        self._uids: Mapping[Pod, str | None] = {}
 
-    def ask(self, view: Callable[[], View]) -> None:
-        """Raises SourceError when there is no answer."""
+    def ask(self, view: Callable[[], View]) -> str:
+        """What of the answer is left out, "" when nothing is. Raises SourceError when there is none."""
         now = self._clock()
         try:
             listing = self._client.listing()
@@ -66,21 +66,22 @@ class Kubelet:
             raise
         self._answered, seen = now, view()
         uids = self._find_uids(listing.claimed, seen.usage)
-        self.known = self._join(listing.claimed, listing.containers, seen, uids)
+        self.known = self._join(listing, seen, uids)
+        return listing.left_out
 
     def close(self) -> None:
         self._client.close()
 
-    def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str]:
+    def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str | None]:
         """Those that use a device are known by now, of the others the runtimes are asked. While they do not answer, a
-        pod is who it was."""
+        pod is who it was. "": there is no such pod; None: it is not known."""
         alive = (each.owner for each in usage if each.alive and each.owner.kind is OwnerKind.POD)
         using = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
         end = time.monotonic() + ASK_SECONDS
-        uids: dict[Pod, str] = {}
+        uids: dict[Pod, str | None] = {}
         for pod in dict.fromkeys((each.namespace, each.pod) for each in claimed):
-            known = using[pod] if pod in using else self._ask_uid(pod, end)
-            uids[pod] = self._uids.get(pod, "") if known is None else known
+            known = using[pod] or None if pod in using else self._ask_uid(pod, end)
+            uids[pod] = self._uids.get(pod) if known is None else known
         self._uids = uids
         return uids
 
@@ -101,23 +102,26 @@ class Kubelet:
             answered += 1
         return "" if runtimes and answered == len(runtimes) else None
 
-    def _join(
-        self, claimed: Iterable[Claimed], containers: Iterable[str], view: View, uids: Mapping[Pod, str]
-    ) -> Allocations:
+    def _join(self, listing: Listing, view: View, uids: Mapping[Pod, str | None]) -> Allocations:
+        """Who is not there holds nothing: some kubelets list pods that are over."""
         counted = {each.device for each in view.device_usage if view.counts(each.hooks)}
         calls = _calls(view.usage)
         found, uses = [], {}
-        given: dict[str, tuple[str | None, ...]] = dict.fromkeys(containers, ())
-        for each in claimed:
+        given: dict[str, tuple[str | None, ...]] = {
+            key: (None,) if key in listing.cut else () for key in listing.containers
+        }
+        for each in listing.claimed:
             device = find_device(each.resource, each.names, view.devices)
             key, uid, idle_since = container_key(*each[:3]), uids[each[:2]], None
+            given[key] = (*given[key], device)
+            if uid == "":
+                continue
             if device in counted:
                 whole = container_key(*each[:2], "")  # where the runtime shows no containers in the pod
                 made = (*calls.get((key, device), ()), *calls.get((whole, device), ()))
-                use = uses[key, device] = self._use((key, device), uid, made)
+                use = uses[key, device] = self._use((key, device), uid or "", made)
                 idle_since = use.idle_since
-            given[key] = (*given[key], device)
-            found.append(Allocation(*each[:6], device, uid, idle_since))
+            found.append(Allocation(*each[:6], device, uid or "", idle_since))
         self._uses = uses
         return Allocations(tuple(found), given)
 

@@ -68,7 +68,7 @@ class Node:
             find_container=self._find_container,
         )
         self._labels = PodLabels(self._runtimes.clients, settings.pod_labels)
-        self._kubelet = MaybeKubelet(settings.kubelet_socket, self._runtimes.clients)
+        self._kubelet = MaybeKubelet(settings.kubelet_socket, self._runtimes.clients, boot_seconds)
         self._lock = threading.Lock()
         self._store: CounterStore | None = None
         self._store_pin: int | None = None
@@ -102,10 +102,10 @@ class Node:
 
     # ---- sources ----
 
-    def note_source(self, source: str, reason: str, seconds: float) -> None:
-        """What somebody else found out about a source; reason "" means that it is up."""
+    def note_source(self, source: str, reason: str, seconds: float, answered: bool = False) -> None:
+        """What somebody else found out about a source; as Sources.note() has it."""
         with self._lock:
-            self._sources.note(source, reason, seconds)
+            self._sources.note(source, reason, seconds, answered)
 
     def note_dropped(self, count: int) -> None:
         """Messages that the bus has not taken since this was called last; none is a number, too."""
@@ -325,6 +325,7 @@ class Node:
     def view(self) -> View:
         """Reads the kernel's totals now and joins them with what is known."""
         with self._lock:
+            self._ledger.follow_clock(time.time() - boot_seconds())
             sample = self._read()
             addresses = self._store.slots() if self._store is not None else {}
             hooks, since = self._hooks()

@@ -35,16 +35,17 @@ class Sources:
             reason = str(e)
         self.note(name, reason, time.monotonic() - begin)
 
-    def note(self, name: str, reason: str, seconds: float | None) -> None:
-        """Reason "" means that it is up. Seconds None: it was not asked now, and took what it took before."""
+    def note(self, name: str, reason: str, seconds: float | None, answered: bool = False) -> None:
+        """Reason "" means that it is up, as does `answered`: the reason is then what is wrong with its answer.
+        Seconds None: not asked now, took what it took before."""
         before = self._all.get(name)
-        if reason and (before is None or before.up or before.reason != reason):
+        if reason and (before is None or before.reason != reason):
             log.warning("%s: %s", name, reason)
         if not reason and before is not None and not before.up:
             log.info("%s: works again", name)
         if seconds is None:
             seconds = 0.0 if before is None else before.duration_seconds
-        self._all[name] = SourceStatus(name, not reason, seconds, reason)
+        self._all[name] = SourceStatus(name, answered or not reason, seconds, reason)
 
     def forget(self, prefix: str) -> None:
         """Those that are asked no more."""

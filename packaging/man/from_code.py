@@ -20,6 +20,7 @@ from kubenpu.devices import arguments, schema
 from kubenpu.devices.tables import load_tables
 from kubenpu.exporters import web, web_config, web_request
 from kubenpu.exporters.metrics import METRICS
+from kubenpu.identity import kubelet_socket, podresources
 from kubenpu.identity.cri import KNOWN_SOCKETS
 from kubenpu.kernel import layout
 from kubenpu.kernel.losses import LOSSES
@@ -205,6 +206,7 @@ VALUES: Mapping[str, str] = {
     "bcrypt-costs": f"{web_config.COSTS.start} to {web_config.COSTS.stop - 1}",
     "ciphers": ", ".join((*web_config.CIPHERS_13, *web_config.CIPHERS)),
     "client-auth": ", ".join(web_config.CLIENT_AUTH),
+    "container-devices": str(podresources.MAX_OF_CONTAINER),
     "curves": ", ".join(web_config.CURVES),
     "dbus-call-kib": str(api.MAX_CALL_BYTES // 1024),
     "devices": str(layout.DEVICE_SLOTS - 1),
@@ -213,9 +215,11 @@ VALUES: Mapping[str, str] = {
     "ioctl-type": f"{schema.DRM_IOCTL_TYPE:#x}",
     "kinds": ", ".join(KIND_LABELS),
     "label-characters": str(MAX_LABEL_CHARACTERS),
+    "kubelet-roots": ", ".join(map(str, kubelet_socket.ROOTS)),
     "max-rows": str(fields.MAX_ROWS),
     "max-usage-groups": str(fields.MAX_USAGE_GROUPS),
     "max-workloads": str(fields.MAX_WORKLOADS),
+    "node-devices": str(podresources.MAX_CLAIMED),
     "argument-values": str(arguments.MAX_VALUES),
     "subsystems": f"{' or '.join(schema.SUBSYSTEMS)} for nodes of these classes, {schema.CHAR} for other device nodes",
     "units": ", ".join(schema.WORK_UNITS),

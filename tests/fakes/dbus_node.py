@@ -72,7 +72,7 @@ USAGE = [
 ]
 ALLOCATIONS = Allocations(
     (
-        Allocation("shop", "web-0", "main", "gpu.intel.com/i915", "card1-0", "", IGPU, "u1", 1700000000),
+        Allocation("shop", "web-0", "main", "gpu.intel.com/i915", "card1-0", "", IGPU, "u1", 100.5),
         Allocation("shop", "job-0", "main", "gpu.x.example", "pool/mystery", "shop/claim", None, "", None),
     ),
     {"shop/web-0/main": (IGPU,), "shop/job-0/main": (None,)},
@@ -81,6 +81,7 @@ ALLOCATED = replace(
     VIEW,
     devices=(VIEW.devices[0], replace(VIEW.devices[1], driver="rocket")),
     allocations=ALLOCATIONS,
+    boot_unix_s=1699999900.0,
 )
 OFF = replace(VIEW, hooks=(HookStatus("drm_ioctl", "off", "no drm", 5),), counting_since=None)
 

@@ -106,7 +106,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
     pods = [fake_pod(pod) for pod in PODS]
     pods[0].labels[TEAM] = "blue"
     pods[1].annotations[TEAM] = "red"
-    runtime = FakeCri(socket, [*pods, FakePod("uid-of-hold", "hold-0", "llm", "9" * 64, labels={TEAM: "green"})])
+    pods.append(FakePod("uid-of-hold", "hold-0", "llm", "9" * 64, labels={TEAM: "green"}))
+    pods.append(FakePod("uid-of-mystery", "mystery-0", "llm", "8" * 64))
+    pods.append(FakePod("uid-of-done", "done-0", "llm", "7" * 64, labels={TEAM: "green"}, ready=False))
+    runtime = FakeCri(socket, pods)
     with PrivateBus(tmp_path, f"{os.getpid()}-history") as bus:
         made = Node(service, bus)
         try:
@@ -224,7 +227,8 @@ def series(node: Node, name: str, **labels: str) -> list[Row]:
 
 
 def test_what_the_kubelet_gave_is_told_everywhere(node: Node) -> None:
-    """One holds what it uses, one holds and does not use, one uses what it was not given, one holds a mystery."""
+    """One holds what it uses, one holds and does not use, one uses what it was not given, one holds a mystery, one is
+    over and holds nothing."""
     used, other = WORKLOADS[0], next(each for each in WORKLOADS if each.pod not in (None, WORKLOADS[0].pod))
     assert used.pod is not None
     assert other.pod is not None
@@ -234,6 +238,7 @@ def test_what_the_kubelet_gave_is_told_everywhere(node: Node) -> None:
         FakeHolder(other.pod.namespace, other.pod.name, other.container),
         FakeHolder("llm", "hold-0", "main", claims=[("llm/c", "gpu.y", "n1", f"at-{held.address}", [])]),
         FakeHolder("llm", "mystery-0", "main", {"z.example/mig": ["MIG-1"]}),
+        FakeHolder("llm", "done-0", "main", {"y.example/gpu": [held.address]}),
     ]
     node.kubelet.start()
     with node.service.daemon():
@@ -246,7 +251,7 @@ def test_what_the_kubelet_gave_is_told_everywhere(node: Node) -> None:
         assert done.returncode == 0, done.stderr
         found = {(each["pod"], each["device"]): (each["state"], each["pod_uid"]) for each in json.loads(done.stdout)}
         assert found["hold-0", held.address] == ("idle", "uid-of-hold")
-        assert found["mystery-0", None] == ("not known", None)
+        assert found["mystery-0", None] == ("not known", "uid-of-mystery")
         assert found[other.pod.name, other.device.address] == ("not allocated", other.pod.uid)
     with node.service.daemon():
         report = json.loads(node.report("--bus", node.bus.address, "--by", f"label:{TEAM}", "--json").stdout)

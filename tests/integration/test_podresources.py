@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from kubenpu.identity.cri import CriClient
-from kubenpu.identity.podresources import PodResources
+from kubenpu.identity.podresources import MAX_OF_CONTAINER, PodResources
 from kubenpu.model.allocation import Claimed, Listing
 from kubenpu.model.errors import SourceError
 from tests.fakes.cri_server import FakeCri, FakePod
@@ -84,9 +84,23 @@ def test_an_answer_that_is_none(server: FakeKubelet, client: PodResources) -> No
     assert client.listing() == Listing((), frozenset())
 
 
-def test_an_answer_above_the_limit_of_grpc(server: FakeKubelet, client: PodResources) -> None:
-    server.answer = b"\x0a\xff\xff\xff\x0f" + bytes((4 << 20) + 1)
+def test_an_answer_above_the_limit(server: FakeKubelet, client: PodResources) -> None:
+    """The kubelet sends up to 16 MiB."""
+    padding = b"\x7a\x80\x80\xfc\x07" + bytes(0xFF << 16)  # a field that nobody knows
+    server.answer = padding
+    assert client.listing() == Listing((), frozenset())
+    server.answer = padding + padding
     assert "RESOURCE_EXHAUSTED" in refusal(client)
+    with pytest.raises(SourceError, match="device plugin"):
+        client.listing()
+
+
+def test_a_container_with_very_many_devices(server: FakeKubelet, client: PodResources) -> None:
+    server.holders = [FakeHolder("x", "mem", "c", {"gpu-mem": [f"GPU-1-_-{n}" for n in range(200_000)]}), WORKER]
+    listing = client.listing()
+    assert len(listing.claimed) == MAX_OF_CONTAINER + 2
+    assert {each.device_id for each in listing.claimed if each.pod == "train-0"} == {"0000:03:00.0", "n1/g0"}
+    assert listing.left_out.startswith("of x/mem/c no more than")
 
 
 def test_a_kubelet_that_hangs_costs_one_deadline(server: FakeKubelet) -> None:

@@ -45,6 +45,7 @@ PACKAGES = {
             "identity.cgroup",
             "identity.containers",
             "identity.cri",
+            "identity.kubelet_socket",
             "kernel.bpf",
             "kernel.hooks",
             "kernel.losses",

@@ -94,6 +94,13 @@ def test_other_counters_have_no_rate() -> None:
     assert rates(before, sample(2, [row(of=counts(9))], OFF)) is None
 
 
+@pytest.mark.parametrize("set_by", [-(10**6), 10**6])
+def test_what_was_counted_before_the_clock_was_set_has_no_rate(set_by: int) -> None:
+    node = replace(NODE, counting_since=1000 + set_by)
+    after = replace(sample(2, [row(of=counts(9, since=1000 + set_by))], node), unix_s=BEGIN_S + 2 + set_by)
+    assert rates(sample(0, [row(of=counts(5))]), after) is None
+
+
 def test_no_time_has_no_rate() -> None:
     assert between(counts(1), counts(2), seconds=0.0) is None
 

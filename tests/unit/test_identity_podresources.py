@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import ast
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubenpu.identity.podresources import ID_MAX, MAX_CLAIMED, MAX_CONTAINERS, parse_listing
+from kubenpu.identity.podresources import (
+    ID_MAX,
+    MAX_CDI_NAMES,
+    MAX_CLAIMED,
+    MAX_CONTAINERS,
+    MAX_OF_CONTAINER,
+    parse_listing,
+)
 from kubenpu.model.allocation import Claimed, Listing
 from tests.fakes import podresources_pb2 as pb2
 
@@ -102,23 +111,83 @@ def test_bytes_that_are_no_text_are_read_as_something() -> None:
     assert name == "ml/train-0/" + "\ufffd" * 4
 
 
-def test_too_many_devices_are_refused() -> None:
-    def listing(count: int) -> Listing:
-        devices = pb2.ContainerDevices(resource_name="r", device_ids=map(str, range(count)))
-        return parse_listing(answer(pb2.ContainerResources(name="c", devices=[devices])))
-
-    assert len(listing(MAX_CLAIMED).claimed) == MAX_CLAIMED
-    with pytest.raises(ValueError, match=f"more than {MAX_CLAIMED}"):
-        listing(MAX_CLAIMED + 1)
+def holder(name: str, *resources: Iterable[str]) -> pb2.ContainerResources:
+    devices = [pb2.ContainerDevices(resource_name=f"r{n}", device_ids=ids) for n, ids in enumerate(resources)]
+    return pb2.ContainerResources(name=name, devices=devices)
 
 
-def test_too_many_containers_are_refused() -> None:
+def ids_of(listing: Listing, container: str) -> list[str]:
+    return [each.device_id for each in listing.claimed if each.container == container]
+
+
+def test_a_container_with_too_many_devices_takes_nothing_from_others() -> None:
+    """A plugin that shares a GPU has an id for each MiB of its memory. Every GPU stays known, wherever its ids are."""
+    shared = [f"{gpu}-_-{n}" for gpu in ("GPU-a", "GPU-b", "GPU-c") for n in range(5000)]
+    listing = parse_listing(answer(holder("mem", shared), holder("w", ["card0"])))
+    kept = ids_of(listing, "mem")
+    assert len(kept) == len(set(kept)) == MAX_OF_CONTAINER
+    assert {each.partition("-_-")[0] for each in kept} == {"GPU-a", "GPU-b", "GPU-c"}
+    assert ids_of(listing, "w") == ["card0"]
+    assert listing.cut == {"ml/train-0/mem"}
+    assert listing.left_out == f"of ml/train-0/mem no more than {MAX_OF_CONTAINER} devices each are kept"
+
+
+@pytest.mark.parametrize("name", ["{}", "{}-x", "GPU-a-{}"])
+def test_as_many_as_fit_are_all_kept(name: str) -> None:
+    fits = [name.format(n) for n in range(MAX_OF_CONTAINER)]
+    listing = parse_listing(answer(holder("w", fits, []), holder("v", [*fits, *fits])))
+    assert sorted(ids_of(listing, "w")) == sorted(ids_of(listing, "v")) == sorted(fits)
+    assert (listing.cut, listing.left_out) == (frozenset(), "")
+    listing = parse_listing(answer(holder("w", fits, ["one more"])))
+    assert len(listing.claimed) == MAX_OF_CONTAINER
+    assert listing.cut == {"ml/train-0/w"}
+
+
+def test_a_kind_that_comes_last_is_kept_and_something_is_said_to_be_left_out() -> None:
+    listing = parse_listing(answer(holder("w", [*(f"a{n}" for n in range(MAX_OF_CONTAINER)), "b0"])))
+    assert "b0" in ids_of(listing, "w")
+    assert len(listing.claimed) == MAX_OF_CONTAINER
+    assert listing.cut == {"ml/train-0/w"}
+
+
+def test_containers_share_what_a_node_may_have() -> None:
+    many = [holder(f"c{n}", map(str, range(MAX_OF_CONTAINER))) for n in range(MAX_CLAIMED // MAX_OF_CONTAINER + 1)]
+    listing = parse_listing(answer(*many, holder("w", ["card0"])))
+    assert len(ids_of(listing, "c0")) == MAX_OF_CONTAINER // 2
+    assert len(listing.claimed) == len(many) * MAX_OF_CONTAINER // 2 + 1 <= MAX_CLAIMED
+    assert len(listing.cut) == len(many)
+    assert listing.left_out.startswith(f"of ml/train-0/c0 and {len(many) - 1} more containers no more than ")
+    crowd = [holder(str(n), "ab") for n in range(MAX_CLAIMED + 1)]
+    assert len(parse_listing(answer(*crowd)).claimed) == len(crowd)
+
+
+def test_containers_above_the_limit_are_left_out() -> None:
     def listing(count: int) -> Listing:
         return parse_listing(answer(*(pb2.ContainerResources(name=str(n)) for n in range(count))))
 
     assert len(listing(MAX_CONTAINERS).containers) == MAX_CONTAINERS
-    with pytest.raises(ValueError, match=f"more than {MAX_CONTAINERS}"):
-        listing(MAX_CONTAINERS + 1)
+    assert listing(MAX_CONTAINERS).left_out == ""
+    assert len(listing(MAX_CONTAINERS + 1).containers) == MAX_CONTAINERS
+    assert listing(MAX_CONTAINERS + 1).left_out == f"of all containers no more than {MAX_CONTAINERS} are kept"
+
+
+def test_of_the_names_of_one_device_some_are_kept() -> None:
+    names = [pb2.CDIDevice(name=f"x/g={n}") for n in range(10 * MAX_CDI_NAMES)]
+    resource = pb2.ClaimResource(driver_name="d", pool_name="p", device_name="g0", cdi_devices=names)
+    claim = pb2.DynamicResource(claim_name="c", claim_namespace="ml", claim_resources=[resource])
+    (found,) = parse_listing(answer(pb2.ContainerResources(name="w", dynamic_resources=[claim]))).claimed
+    assert len(found.names) == MAX_CDI_NAMES + 1
+
+
+def test_memory_is_bounded_whatever_the_answer_is() -> None:
+    """As many ids as fit into 16 MiB would be a gigabyte."""
+    tiny = [format(n, "x") for n in range(8000)]
+    data = answer(*(holder(str(n), tiny) for n in range(4)))
+    tracemalloc.start()
+    parse_listing(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 << 20
 
 
 @given(st.binary(max_size=200))

@@ -34,7 +34,7 @@ def used(calls: int, owner: Owner = OWNER, device: str = GPU, alive: bool = True
 
 class Runtime:
     def __init__(self) -> None:
-        self.uids: dict[tuple[str, str], str] = {}
+        self.uids = {("ml", "train-0"): "u1"}
         self.asked: list[tuple[str, str]] = []
         self.silent = False
 
@@ -50,7 +50,7 @@ class Bench:
     """A node with these devices; the kubelet lists `claimed`, unless it has `trouble`."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.trouble = 1000.0, ""
+        self.now, self.trouble, self.cut = 1000.0, "", frozenset[str]()
         self.claimed, self.others = [GIVEN], ["ml/train-0/log"]
         self.usage: list[Usage] = []
         self.runtime = Runtime()
@@ -61,13 +61,19 @@ class Bench:
         if self.trouble:
             raise SourceError(self.trouble)
         containers = {f"{each.namespace}/{each.pod}/{each.container}" for each in self.claimed}
-        return Listing(tuple(self.claimed), frozenset(containers.union(self.others)))
+        return Listing(tuple(self.claimed), frozenset(containers.union(self.others)), self.cut)
 
     def view(self) -> View:
         hooks = (HookStatus("drm_ioctl", "fentry", "", 5),)
         totals = (DeviceUsage(GPU, "amdgpu", ZERO, ZERO, {}, 0, 1.0),)
         usage, known = tuple(self.usage), self.kubelet.known
         return View("1", "n", False, 1.0, DEVICES, usage, totals, hooks, (), {}, 0, 0, 0, allocations=known)
+
+    def others_deny(self) -> None:
+        """A second runtime answers, and has no pods."""
+        other = Runtime()
+        other.uids = {}
+        self.kubelet._runtimes = lambda: [self.runtime, other]
 
     def ask(self, seconds: float = 30.0) -> tuple[Allocation, ...]:
         self.now += seconds
@@ -92,7 +98,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_an_allocation_has_its_device_and_its_pod(bench: Bench) -> None:
-    bench.runtime.uids["ml", "train-0"] = "u1"
     assert bench.ask() == (Allocation("ml", "train-0", "worker", "amd.com/gpu", GPU, "", GPU, "u1", 1030.0),)
 
 
@@ -123,13 +128,38 @@ def test_who_uses_a_device_is_not_asked_about_and_others_are_each_time(bench: Be
 
 def test_a_pod_is_who_it_was_while_no_runtime_answers(bench: Bench) -> None:
     """What it holds is charged to the same workload all the time. An answer that there is none is an answer."""
-    bench.runtime.uids["ml", "train-0"] = "u1"
     bench.ask()
     bench.runtime.silent = True
     assert [each.pod_uid for each in bench.ask()] == ["u1"]
     bench.runtime.silent, bench.runtime.uids = False, {}
-    assert [each.pod_uid for each in bench.ask()] == [""]
+    assert bench.ask() == ()
     bench.runtime.silent = True
+    assert bench.ask() == ()
+    bench.runtime.silent, bench.runtime.uids = False, {("ml", "train-0"): "u2"}
+    assert [each.pod_uid for each in bench.ask()] == ["u2"]
+
+
+def test_while_nobody_has_told_who_a_pod_is_it_is_listed_without_uid(bench: Bench) -> None:
+    bench.runtime.silent = True
+    assert [each.pod_uid for each in bench.ask()] == [""]
+    bench.others_deny()
+    assert [each.pod_uid for each in bench.ask()] == [""]
+
+
+def test_a_pod_that_is_over_and_still_listed_holds_nothing(bench: Bench) -> None:
+    """It has no sandbox that is ready, and no cgroup; another pod has its device."""
+    done = GIVEN._replace(pod="done-0")
+    bench.claimed = [done, GIVEN]
+    bench.usage = [used(3)]
+    assert [each.pod for each in bench.ask()] == ["train-0"]
+    view = bench.view()
+    assert view.allocated(used(1)) is True
+    assert view.allocated(used(1, replace(OWNER, pod="done-0"))) is True  # it uses it, so it is there after all
+
+
+def test_a_pod_that_uses_its_device_is_there_even_if_nobody_knows_its_uid(bench: Bench) -> None:
+    bench.runtime.uids = {}
+    bench.usage = [used(3, replace(OWNER, pod_uid=""))]
     assert [each.pod_uid for each in bench.ask()] == [""]
 
 
@@ -185,6 +215,18 @@ def test_what_was_given_back_and_given_again_begins_anew(bench: Bench) -> None:
     assert bench.idle() == 0
 
 
+def test_idle_is_by_a_clock_that_nobody_sets_and_shown_by_that_of_the_wall(bench: Bench) -> None:
+    bench.ask()
+    known = bench.kubelet.known
+    assert known is not None
+    assert known.all[0].idle_since == 1030
+    assert [known.shown(wall)[0].idle_since for wall in (0, 1e9)] == [1030, 1e9 + 1030]
+    bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
+    bench.ask()
+    assert bench.kubelet.known is not None
+    assert bench.kubelet.known.shown(1e9) == bench.kubelet.known.all
+
+
 # ---- used without being given ----
 
 
@@ -214,6 +256,14 @@ def test_who_has_a_device_that_nobody_knows_is_not_accused(bench: Bench) -> None
     bench.claimed = [GIVEN._replace(device_id="mystery", names=("mystery",))]
     bench.ask()
     assert bench.view().allocated(used(1)) is None
+
+
+def test_who_has_more_devices_than_are_kept_is_not_accused(bench: Bench) -> None:
+    bench.cut = frozenset({"ml/train-0/worker"})
+    bench.ask()
+    answers = [bench.view().allocated(used(1, device=device)) for device in (GPU, NPU)]
+    assert answers == [True, None]
+    assert bench.view().allocated(used(1, replace(OWNER, container="log"))) is False
 
 
 # ---- the kubelet ----

@@ -179,6 +179,21 @@ def test_the_kubelet_is_a_source_where_there_is_one(world: World, node: Node, mo
     assert not [each for each in node.view().sources if each.source == "kubelet"]
 
 
+def test_a_kubelet_that_tells_more_than_is_kept_is_up_and_that_is_said_once(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = iter(("too much", "too much", "", "too much"))
+    listing = Listing((), frozenset())
+    monkeypatch.setattr(podresources.PodResources, "listing", lambda _client: listing._replace(left_out=next(texts)))
+    (world.place / "kubelet.sock").touch()
+    found = []
+    for _ in range(4):
+        node.ask_kubelet()
+        found.append(source(node, "kubelet"))
+    assert found == [(True, "too much"), (True, "too much"), (True, ""), (True, "too much")]
+    assert [record.getMessage() for record in caplog.records] == ["kubelet: too much"] * 2
+
+
 def test_labels_are_asked_for_pods_that_hold_a_device_and_do_not_use_it(
     world: World, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,25 @@ def test_the_hook_is_as_the_probe_says_while_its_links_are_pinned(world: World, 
     assert view.hooks == (FENTRY,)
     assert view.counting_since is not None
     assert "drm_ioctl fentry" in node.summary()
+
+
+def test_when_the_clock_is_set_start_times_follow_and_do_not_tremble(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board without a clock learns the time after kubenpud was started."""
+    wall = 1e6
+    monkeypatch.setattr(time, "time", lambda: wall)
+    node = world.start()
+    node.open()
+    world.work(world.cgroup())
+    started, late = 1e6 - world.now, 2e9 - world.now
+    for set_to, follows in ((1e6 + 0.9, started), (2e9, late), (2e9 - 0.9, late), (1e6, started), (7, 0)):
+        wall = set_to
+        view = node.view()
+        assert view.boot_unix_s == follows
+        assert view.counting_since == follows + FENTRY.since_ns / 1e9
+        assert [usage.since for usage in view.usage] == [follows + 1]
+        assert [each.since for each in view.device_usage] == [view.counting_since]
 
 
 @pytest.mark.parametrize("side", ["enter", "exit"])

@@ -188,10 +188,13 @@ class CriClient:
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
 
     def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
-        """The UID of the pod that has this name now: of the newest sandbox that is ready. None when there is none."""
+        """The UID of the pod that has this name now: of the newest sandbox that is ready. "" when there is none, None
+        when this is a runtime without CRI, of which that says nothing."""
         request = _with_labels({POD_NAMESPACE_LABEL: namespace, POD_NAME_LABEL: pod}, write_bytes(2, b""))
         found = self._call(self._sandboxes, request, _to_sandboxes, timeout_s)
-        return next((each.pod_uid for each in found or () if (each.namespace, each.pod) == (namespace, pod)), None)
+        if found is None:
+            return None
+        return next((each.pod_uid for each in found if (each.namespace, each.pod) == (namespace, pod)), "")
 
     def pod_labels(self, pod_uid: str, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, str] | None:
         """Labels and annotations with these keys of a pod, a label before an annotation; None: it has no such pod."""

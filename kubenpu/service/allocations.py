@@ -86,21 +86,21 @@ class Kubelet:
         return uids
 
     def _ask_uid(self, pod: Pod, end: float) -> str | None:
-        """ "" when every runtime says that it has no such pod, None when that is not known."""
-        answered = 0
-        runtimes = self._runtimes()
-        for runtime in runtimes:
+        """ "" when every runtime of pods says that it has no such pod, None when that is not known."""
+        answers: list[str | None] = []
+        for runtime in self._runtimes():
             left_s = end - time.monotonic()
             if left_s <= 0:
-                break
+                return None
             try:
                 uid = runtime.uid_of_pod(*pod, left_s)
             except SourceError:
-                continue  # it is a source of its own, and says so there
+                answers.append(None)  # it is a source of its own, and says so there
+                continue
             if uid:
                 return uid
-            answered += 1
-        return "" if runtimes and answered == len(runtimes) else None
+            answers += [] if uid is None else [uid]
+        return "" if answers and None not in answers else None
 
     def _join(self, listing: Listing, view: View, uids: Mapping[Pod, str | None]) -> Allocations:
         """Who is not there holds nothing: some kubelets list pods that are over."""

@@ -156,8 +156,8 @@ def test_uid_of_the_pod_that_has_a_name_now(tmp_path: Path) -> None:
     runtime.start()
     client = CriClient(runtime.path, PATIENCE_S)
     assert client.uid_of_pod("shop", "web-0") == "new"
-    assert client.uid_of_pod("x", "web-0") is None
+    assert client.uid_of_pod("x", "web-0") == ""
     new.ready = False
-    assert client.uid_of_pod("shop", "web-0") is None
+    assert client.uid_of_pod("shop", "web-0") == ""
     client.close()
     runtime.stop()

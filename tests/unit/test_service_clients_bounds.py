@@ -150,7 +150,7 @@ def hanging(machine: Machine, holder: Holder) -> Iterator[None]:
 
 
 def test_a_driver_that_hangs_holds_up_no_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 1.0)
     stuck, other = machine.hold(10, "/pod/a", 1), machine.hold(11, "/pod/b", 2, ACCEL)
     machine.tell(stuck, 5, 1000, vram_kib=4)
     machine.tell(other, 6, 30)
@@ -171,7 +171,7 @@ def test_a_driver_that_hangs_holds_up_no_other(machine: Machine, monkeypatch: py
 
 
 def test_who_was_not_read_is_the_first_in_the_next_look(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(fdinfo_readers, "READ_SECONDS", 1.0)
     first, second = machine.hold(10, "/pod/a", 1), machine.hold(11, "/pod/b", 2)
     for n, holder in enumerate((first, second)):
         machine.tell(holder, n, 30)

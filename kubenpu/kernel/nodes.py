@@ -17,7 +17,7 @@ from kubenpu.model.sample import NodeRule
 
 _TABLE_BYTES = ctypes.sizeof(layout.Table)
 _WHOLE = 1 << 32
-_NO_SLOT1 = layout.DEVICE_SLOTS + 1
+_NO_SLOT1 = layout.DEVICE_SLOTS + 1  # beyond the last slot: the kernel declares the calls lost
 _RESERVED_MAJOR, _RESERVED_BLOCK = layout.MAJORS - 1, layout.BLOCKS - 1  # of the self-test
 
 Nodes = dict[tuple[int, int], int]  # (major, minor) -> the word of knpu_node

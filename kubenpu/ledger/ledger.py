@@ -24,8 +24,8 @@ from kubenpu.model.view import SourceStatus, View
 if TYPE_CHECKING:
     from kubenpu.model.allocation import Allocations
 
-
 CLOCK_SET_S = 1.0
+"""A clock of the wall that moves by more against CLOCK_BOOTTIME was set; by less it was adjusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,11 @@ class Job:
 
 
 class GuestError(Exception):
-    """The guest did not come back with a result: it hung, crashed or never started the job."""
+    """The guest did not come back with a result: it hung or crashed."""
+
+
+class NeverStartedError(GuestError):
+    """It went off before the job began: nothing of ours was in it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,8 @@ class Machine:
         with suppress(subprocess.TimeoutExpired):
             self._qemu.wait(max(0.0, self._began + self._deadline_seconds - time.time()))
         if self.running() or not (self.share / "rc").exists():
-            raise GuestError(f"{self._name}: ended without a result\n{tail(self.share)}")
+            kind = GuestError if (self.share / "started").exists() else NeverStartedError
+            raise kind(f"{self._name}: ended without a result\n{tail(self.share)}")
         started = (self.share / "started").stat().st_mtime
         ended = (self.share / "rc").stat().st_mtime
         return Outcome(int((self.share / "rc").read_text()), started - self._began, ended - started)

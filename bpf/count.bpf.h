@@ -141,7 +141,7 @@ static __always_inline void note_begin(const struct call *c)
 	if (!rule)
 		return;
 	m.kind = rule->kind[c->cmd & 0xff];
-	if (m.kind != KNPU_KIND_WAIT && !has_argument(m.kind))
+	if ((m.kind != KNPU_KIND_WAIT && !has_argument(m.kind)) || m.kind == KNPU_ELSEWHERE)
 		return;
 	m.slot = rule->slot1 - 1;
 	if (has_argument(m.kind))
@@ -186,8 +186,11 @@ static __always_inline void count_whole(const struct call *c)
 		f = in_flight_here(0);
 	if (f && !f->pending)
 		f = NULL;	/* left by an earlier call */
-	if (has_argument(m.kind))
+	if (has_argument(m.kind)) {
+		if (m.kind == KNPU_ELSEWHERE)
+			return;
 		recall(&m, f);
+	}
 	slot = m.slot;
 	kind = m.kind;
 	cell = count_call(slot, kind, &index);
@@ -215,8 +218,11 @@ static __always_inline void count_begin(const struct call *c)
 	}
 	m.slot = rule->slot1 - 1;
 	m.kind = rule->kind[c->cmd & 0xff];
-	if (has_argument(m.kind))
+	if (has_argument(m.kind)) {
+		if (m.kind == KNPU_ELSEWHERE)
+			return;
 		consult(&m, rule->kind, rule->first, c->cmd, c->arg);
+	}
 	if (!count_call(m.slot, m.kind, &index))
 		index = 0;
 	f = in_flight_here(1);

@@ -26,6 +26,7 @@
 #define KNPU_VALUES 64
 #define KNPU_NO_RESULT 255
 #define KNPU_KIND_BITS 3
+#define KNPU_ELSEWHERE KNPU_KINDS	/* in place of a kind: the other hook counts such calls */
 #define KNPU_WORK_MAX 65535	/* work of one call; a process that claims more is not believed */
 
 /* Calls of a known device that no cell could take; index of knpu_totals.lost. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * file_ioctl: which cgroup called which accelerator that is a plain character device, how often and for what.
+ * file_ioctl: which cgroup called which accelerator that is a plain character device, how often and for what. And what
+ * drm_ioctl never sees of a DRM device's calls (nouveau's object call).
  *
  * Hook -> question
  *   lsm file_ioctl             one call that is about to reach the driver   (preferred: never skipped, refused calls are

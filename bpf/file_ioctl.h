@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What bpf/file_ioctl.bpf.c and user space share beside drm_ioctl.h: which character devices are accelerators, and what
- * their commands are for. kubenpu/kernel/layout.py holds the same structs.
+ * their commands are for. Nodes of DRM are here only where some of their calls do not pass drm_ioctl; the others are
+ * KNPU_ELSEWHERE. kubenpu/kernel/layout.py holds the same structs.
  */
 #ifndef KNPU_FILE_IOCTL_H
 #define KNPU_FILE_IOCTL_H

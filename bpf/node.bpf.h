@@ -90,7 +90,7 @@ static __always_inline void look_up(struct meaning *m, __u32 table1, __u32 cmd, 
 	if (try_table(0, &s) == 0)
 		bpf_loop(KNPU_CHAIN - 1, try_table, &s, 0);
 	m->kind = s.kind;
-	if (!has_argument(s.kind))
+	if (!has_argument(s.kind) || s.kind == KNPU_ELSEWHERE)
 		return;
 	table = bpf_map_lookup_elem(&tables, &s.found);
 	if (table)
@@ -121,15 +121,22 @@ static __always_inline void count_node(__u32 rdev, __u32 cmd, __u64 arg)
 		index = (major->block1 - 1) * KNPU_BLOCK_MINORS + minor;
 		node = bpf_map_lookup_elem(&nodes, &index);
 	}
-	if (node && node->slot1 && node->slot1 <= KNPU_DEVICE_SLOTS) {
-		m.slot = node->slot1 - 1;
-		look_up(&m, node->table1, cmd, arg);
-		if (m.slot != node->slot1 - 1)
-			mark(m.slot);
-		count_call(m.slot, m.kind, &index);	/* no work: whether the driver took it is not known */
-	} else if (major->whole || (node && node->slot1)) {
-		lose(KNPU_LOST_DEVICE_UNKNOWN);
+	if (!node || !node->slot1) {
+		if (major->whole)
+			lose(KNPU_LOST_DEVICE_UNKNOWN);
+		return;
 	}
+	m.slot = node->slot1 - 1;
+	look_up(&m, node->table1, cmd, arg);
+	if (m.kind == KNPU_ELSEWHERE)
+		return;
+	if (m.slot >= KNPU_DEVICE_SLOTS) {
+		lose(KNPU_LOST_DEVICE_UNKNOWN);
+		return;
+	}
+	if (m.slot != node->slot1 - 1)
+		mark(m.slot);
+	count_call(m.slot, m.kind, &index);	/* no work: whether the driver took it is not known */
 }
 
 #endif

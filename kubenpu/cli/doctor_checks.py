@@ -166,7 +166,8 @@ def _one_hook(node: Examination, hook: Hook, status: HookStatus, module: int | N
     again = "Run: systemctl restart kubenpu-probe"
     if not status.needed:
         nodes = {each for device in node.inventory.devices for each in device.nodes}
-        missed = not nodes.isdisjoint(node.inventory.char_nodes)
+        early = any(rule.early for device in node.inventory.devices for rule in node.tables.calls(device))
+        missed = early or not nodes.isdisjoint(node.inventory.char_nodes)
         remedy = "Run: systemctl reload kubenpu-probe; it has not looked since the device or its table came"
         found = "off, and there is such a device" if missed else f"off{reason}"
         return Finding(name, found, "attached while there is one", *((remedy, FAIL) if missed else ()))

@@ -13,7 +13,8 @@
                              nobody is charged for them
     nodes                    for char: { devname, and class | chrdev + minors | major + minors } or { anonymous };
                              shared = true: other minors of the same major are no accelerators
-    ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }
+    ioctl_type, ioctl        type byte, unless a call has its own; { nr | cmd, kind, name, type }; early = true: the
+                             driver of a DRM device answers it by its number before drm_ioctl, file_ioctl counts it
     [argument.NAME]          a field of the argument of call NAME: size, offset, bytes, and one of
                              kinds = { alloc = [0] } with mask | count = true | gpu = "gpu_id" |
                              envelope = { length, pointer }
@@ -79,7 +80,7 @@ _COMMANDS = range(1 << 32)
 _MAJORS = range(1 << 12)
 _MINORS = range(1 << 20)
 _INTERFACE_KEYS = "subsystem, uevent_drivers, sysfs_names, drm_names, nodes, ioctl_type, ioctl, argument and release"
-_RULE_KEYS = "nr or cmd, kind, name and type"
+_RULE_KEYS = "nr or cmd, kind, name, type and early"
 _NODE_KEYS = "devname, shared, and class, or chrdev or major with minors, or anonymous alone"
 
 
@@ -205,7 +206,9 @@ def _parse_rule(section: Section, default: int | None, arguments: Mapping[str, A
         cmd = section.take_number("cmd", _COMMANDS)
         return IoctlRule(name, cmd & 0xFF, kind, cmd >> 8 & 0xFF, cmd, arguments.get(name))
     nr = section.take_number("nr", _BYTES)
-    return IoctlRule(name, nr, kind, section.take_number("type", _BYTES, default), None, arguments.get(name))
+    number = section.take_number("type", _BYTES, default)
+    early = section.take("early", bool, default=False)
+    return IoctlRule(name, nr, kind, number, argument=arguments.get(name), early=early)
 
 
 def _parse_releases(section: Section, default: int | None, arguments: Mapping[str, Argument]) -> Iterator[Release]:
@@ -238,8 +241,11 @@ def _check_interface(table: DriverTable, interface: Interface) -> None:
             _check_drm_rules(table.source, rules, is_core)
         _check_kinds(table.source, rules)
         for rule in rules:
-            if isinstance(rule.argument, CountField) and (is_char or not table.work or rule.kind is not Kind.SUBMIT):
-                wanted = "of a submission of subsystem drm or accel, in a table with work"
+            if rule.early and (is_char or is_core):
+                raise refusal(table.source, "early", rule.name, "of a driver's call of subsystem drm or accel")
+            is_submission = rule.kind is Kind.SUBMIT and not rule.early and not is_char
+            if isinstance(rule.argument, CountField) and not (table.work and is_submission):
+                wanted = "of a submission through drm_ioctl, in a table with work"
                 raise refusal(table.source, "count", rule.name, wanted)
             if _submits(rule) and table.visibility["submit"] is Visibility.NEVER:
                 wanted = f"always or partly, as {rule.name} is a call of kind submit"

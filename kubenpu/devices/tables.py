@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kubenpu.devices.schema import CORE_NAME, DRIVER_NRS, parse_table, parse_version
-from kubenpu.model.device import WHATS_OF_CALLS, Argument, DriverTable, Interface, IoctlRule
+from kubenpu.model.device import WHATS_OF_CALLS, Argument, Device, DriverTable, Interface, IoctlRule
 from kubenpu.model.errors import ConfigError
 from kubenpu.model.files import read_regular_file
-from kubenpu.model.kinds import Kind
+from kubenpu.model.kinds import ELSEWHERE, Kind
 from kubenpu.model.sample import CommandTable
 
 _SHIPPED_DIR = Path(__file__).parent / "drivers"  # importlib.resources would be 0.6 MiB
@@ -51,6 +51,12 @@ class LoadedTables:
     def by_name(self, name: str | None) -> DriverTable | None:
         """The table of Device.vendor; None when there is none."""
         return next((table for table in self.tables if table.name == name), None)
+
+    def calls(self, device: Device) -> tuple[IoctlRule, ...]:
+        """Of a device of drm or accel, beside the core's."""
+        table = self.by_name(device.vendor)
+        interface = table.interface(device.subsystem) if table else None
+        return interface.ioctls if interface else ()
 
     @property
     def unknown_releases(self) -> tuple[str, ...]:
@@ -130,21 +136,22 @@ def match_table(
 
 
 def rule_kinds(core: DriverTable, calls: Iterable[IoctlRule]) -> bytes:
-    """The Kind of every ioctl number of one DRM or accel device, 256 bytes. Numbers that no table lists are OTHER."""
+    """The Kind of every ioctl number of one DRM or accel device, 256 bytes. OTHER where no table lists it,
+    ELSEWHERE for early calls."""
     kinds = bytearray([Kind.OTHER]) * 256
     for rule in (rule for interface in core.interfaces for rule in interface.ioctls):
         if rule.nr not in DRIVER_NRS:
             kinds[rule.nr] = rule.kind
     for rule in calls:
         if rule.nr in DRIVER_NRS:
-            kinds[rule.nr] = rule.kind
+            kinds[rule.nr] = ELSEWHERE if rule.early else rule.kind
     return bytes(kinds)
 
 
 def rule_arguments(core: DriverTable, calls: Iterable[IoctlRule]) -> dict[int, Argument]:
     """Where the arguments of such a device have more to say, by ioctl number."""
     of_core = (rule for interface in core.interfaces for rule in interface.ioctls if rule.nr not in DRIVER_NRS)
-    rules = (*of_core, *(rule for rule in calls if rule.nr in DRIVER_NRS))
+    rules = (*of_core, *(rule for rule in calls if rule.nr in DRIVER_NRS and not rule.early))
     return {rule.nr: rule.argument for rule in rules if rule.argument is not None}
 
 
@@ -162,10 +169,17 @@ def command_tables(calls: Iterable[IoctlRule]) -> tuple[CommandTable, ...]:
     )
 
 
-def _command_table(mask: int, value: int, rules: Iterable[IoctlRule]) -> CommandTable:
+def early_commands(calls: Iterable[IoctlRule]) -> tuple[CommandTable, ...]:
+    """What drm_ioctl never sees of the calls of a DRM device, if there is anything: their drivers look at the number
+    alone, whatever the type byte is."""
+    rules = [rule for rule in calls if rule.early]
+    return (_command_table(0, 0, rules, ELSEWHERE),) if rules else ()
+
+
+def _command_table(mask: int, value: int, rules: Iterable[IoctlRule], unlisted: int = Kind.OTHER) -> CommandTable:
     """Of these rules; a later one takes the place of an earlier."""
     by_nr = {rule.nr: rule for rule in rules}
-    kinds = bytes(by_nr[nr].kind if nr in by_nr else Kind.OTHER for nr in range(0x100))
+    kinds = bytes(by_nr[nr].kind if nr in by_nr else unlisted for nr in range(0x100))
     arguments = {nr: rule.argument for nr, rule in by_nr.items() if rule.argument is not None}
     return CommandTable(mask, value, kinds, arguments)
 

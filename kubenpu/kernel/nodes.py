@@ -42,7 +42,8 @@ class NodeRules:
             block1 = self._block(rule.major, blocks)
             if block1:  # so that calls of what is refused below are declared lost, unless others share the major
                 whole[rule.major] = whole.get(rule.major, True) and rule.whole
-            first1 = self._place(rule, taken, arguments) if rule.slot is not None else 0
+            counts = rule.slot is not None or rule.early  # lost are all calls, of the early ones those of the tables
+            first1 = self._place(rule, taken, arguments) if counts else 0
             if first1 is None or rule.minor >= layout.BLOCK_MINORS or not block1:
                 refused.append(rule)
                 continue

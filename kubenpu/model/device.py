@@ -76,7 +76,10 @@ Argument = KindField | CountField | GpuField | Envelope
 
 @dataclass(frozen=True, slots=True)
 class IoctlRule:
-    """One ioctl of a driver, matched by type byte and number (sizes change), or by `cmd` as a whole where it is set."""
+    """One ioctl of a driver, matched by type byte and number (sizes change), or by `cmd` as a whole where it is set.
+
+    `early`: the driver of a DRM device answers it by its number before drm_ioctl, so the hook file_ioctl counts it.
+    """
 
     name: str
     nr: int
@@ -84,6 +87,7 @@ class IoctlRule:
     type: int
     cmd: int | None = None
     argument: Argument | None = None
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,4 +23,6 @@ class Kind(enum.IntEnum):
 
 
 KINDS: tuple[Kind, ...] = tuple(Kind)
+ELSEWHERE = len(KINDS)
+"""In place of a kind, in what is written to the kernel: the other hook counts such calls."""
 KIND_LABELS = tuple(kind.label for kind in KINDS)

@@ -167,8 +167,8 @@ class CommandTable:
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """What the kernel does with ioctls on a character device outside drm and accel: count for `slot`; without one, when
-    none was left for the device, it declares them lost.
+    """What file_ioctl does with ioctls on a character device: count for `slot`; without one, when none was left for the
+    device, declare them lost. `early`: a node of drm or accel, whose other calls drm_ioctl counts.
 
     The first of `tables` that knows a command tells its kind; none: other. `whole`: every minor of this major is an
     accelerator, so that a call on one without a rule is a loss. `gpus`: the slots of GPUs by what calls name them by.
@@ -180,3 +180,4 @@ class NodeRule:
     tables: tuple[CommandTable, ...]
     whole: bool
     gpus: Mapping[int, int] = field(default_factory=dict)
+    early: bool = False

@@ -18,13 +18,14 @@ from kubenpu.devices.tables import (
     LoadedTables,
     command_tables,
     complete,
+    early_commands,
     load_heads,
     rule_arguments,
     rule_kinds,
 )
 from kubenpu.kernel.pins import locked
 from kubenpu.kernel.store import CounterStore
-from kubenpu.model.device import Argument, Device, IoctlRule, Node
+from kubenpu.model.device import Argument, Device, Node
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 
 log = logging.getLogger(__name__)
@@ -33,16 +34,21 @@ Trouble = tuple[int, str]  # level of logging, text
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What calls on a node outside drm and accel are for, and whether other drivers have the same major."""
+    """What calls on a node are for that do not pass drm_ioctl: all, or on one of drm and accel the `early` ones.
+
+    `shared`: other drivers have the same major, or other calls are counted by drm_ioctl.
+    """
 
     tables: tuple[CommandTable, ...]
     shared: bool
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The accelerators of the node, the driver tables they were matched with, and what their calls are: kinds and
-    arguments of DRM and accel devices by address, commands of other nodes. `troubles`: what could not be used."""
+    arguments of DRM and accel devices by address, by node the commands that file_ioctl counts. `troubles`: what could
+    not be used."""
 
     devices: tuple[Device, ...]
     tables: LoadedTables
@@ -74,13 +80,13 @@ def read_inventory(sysfs: Path, drivers_directory: Path) -> Inventory:
     names = {device.vendor for device in found.devices} | {char.table.name for char in chars}
     tables = complete(tables, names, partial(read_module_version, sysfs))
     troubles += [(logging.WARNING, f"{unknown}: its calls count as other") for unknown in tables.unknown_releases]
-    calls = {device.address: _drm_calls(device, tables) for device in found.devices}
+    calls = {device.address: tables.calls(device) for device in found.devices}
     return Inventory(
         devices=found.devices,
         tables=tables,
         kinds={address: rule_kinds(tables.core, rules) for address, rules in calls.items()},
         arguments={address: rule_arguments(tables.core, rules) for address, rules in calls.items()},
-        commands={char.node: _commands(char, tables) for char in chars},
+        commands={char.node: _commands(char, tables) for char in chars} | dict(_early(found.devices, tables)),
         troubles=tuple(troubles),
     )
 
@@ -93,19 +99,21 @@ def tell(troubles: Iterable[Trouble], told: frozenset[Trouble] = frozenset()) ->
     return now
 
 
-def _drm_calls(device: Device, tables: LoadedTables) -> tuple[IoctlRule, ...]:
-    table = tables.by_name(device.vendor)
-    interface = table.interface(device.subsystem) if table else None
-    return interface.ioctls if interface else ()
-
-
 def _commands(char: CharNode, tables: LoadedTables) -> Commands:
     table = tables.by_name(char.table.name)
     return Commands(command_tables(table.interfaces[char.interface].ioctls if table else ()), char.shared)
 
 
-def has_char_nodes(inventory: Inventory) -> bool:
-    """Whether there are devices whose calls do not pass drm_ioctl."""
+def _early(devices: Iterable[Device], tables: LoadedTables) -> Iterator[tuple[Node, Commands]]:
+    for device in devices:
+        commands = early_commands(tables.calls(device))
+        for node in device.nodes:
+            if commands and node.in_drm:
+                yield node, Commands(commands, shared=True, early=True)
+
+
+def needs_file_ioctl(inventory: Inventory) -> bool:
+    """Whether there are calls that do not pass drm_ioctl."""
     return bool(inventory.commands)
 
 
@@ -150,4 +158,6 @@ def _node_rules(inventory: Inventory, slots: Mapping[str, int]) -> Iterator[Node
             known = inventory.commands.get(node)
             if known is not None:
                 slot = slots.get(device.address)
-                yield NodeRule(node.major, node.minor, slot, known.tables, whole=not known.shared, gpus=gpus)
+                yield NodeRule(
+                    node.major, node.minor, slot, known.tables, whole=not known.shared, gpus=gpus, early=known.early
+                )

@@ -26,7 +26,7 @@ from kubenpu.kernel.store import CounterStore
 from kubenpu.kernel.support import AUTO, BCC, CORE, LOADERS, KernelFacts, choose_loader, obstacles, read_facts
 from kubenpu.model.errors import KernelError, KubeNpuError
 from kubenpu.model.sample import OFF, HookStatus
-from kubenpu.service.inventory import Inventory, apply_rules, has_char_nodes, read_inventory, tell
+from kubenpu.service.inventory import Inventory, apply_rules, needs_file_ioctl, read_inventory, tell
 
 log = logging.getLogger(__name__)
 DRM_MODULE = Path("/sys/module/drm")
@@ -89,9 +89,8 @@ def load(settings: Settings, options: argparse.Namespace) -> tuple[HookStatus, .
             if not all(pins.map(name).exists() for name in ("cells", *request.hook.maps)):
                 attach.make_maps(request, facts, messages)
         inventory = _write_rules(settings)
-        has_nodes = has_char_nodes(inventory)
         last = {status.hook: status for status in before}
-        needed = {request.hook.name: request.hook is DRM_IOCTL or has_nodes for request in requests}
+        needed = {request.hook.name: request.hook is DRM_IOCTL or needs_file_ioctl(inventory) for request in requests}
         hooks = tuple(
             _load_hook(request, facts, messages, needed[request.hook.name], last.get(request.hook.name))
             for request in requests

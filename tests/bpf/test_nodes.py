@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from kubenpu.kernel import layout
 from kubenpu.kernel.store import CounterStore
-from kubenpu.model.kinds import Kind
+from kubenpu.model.device import KindField
+from kubenpu.model.kinds import ELSEWHERE, Kind
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 from tests.bpf.conftest import RENDER, SUBMIT, Hooked, command, conserved
 from tests.bpf.conftest import kinds as drm_kinds
@@ -144,6 +145,51 @@ def test_a_node_of_drm_and_one_beside_it_count_for_one_device(hooked: Hooked) ->
     assert sample.after[0].counts.errors[Kind.SUBMIT] == 4  # of the calls that came through drm
     assert store.slot_hooks()[0] == ("drm_ioctl", "file_ioctl")
     conserved(sample)
+
+
+EARLY = 0x47
+
+
+def early_rules(slot: int | None) -> tuple[bytes, NodeRule]:
+    """What each hook is told of a device whose driver answers one number before drm_ioctl."""
+    of_drm = bytearray(drm_kinds())
+    of_drm[EARLY] = ELSEWHERE
+    others = bytearray([ELSEWHERE]) * 256
+    others[EARLY] = Kind.OTHER
+    by_type = KindField(4, 1, 1, 0xFF, {2: Kind.CONTEXT, 7: Kind.MAP})
+    table = CommandTable(0, 0, bytes(others), {EARLY: by_type})
+    return bytes(of_drm), NodeRule(226, 128, slot, (table,), whole=False, early=True)
+
+
+def test_a_call_answered_before_drm_ioctl_counts_once_whichever_hooks_see_it(hooked: Hooked) -> None:
+    """Here all calls pass both, as on kernels whose nouveau answers none early."""
+    of_drm, node = early_rules(0)
+    store = ready(hooked, [node])
+    assert store.write_rules([DeviceRule(226, 128, 0, of_drm)]) == []
+    hooked.run(RENDER, command(SUBMIT), 10, 2, 5)
+    hooked.run(RENDER, 24 << 16 | command(EARLY), 30, 4, 5, 0, 2 << 8)
+    hooked.run(RENDER, 24 << 16 | command(EARLY), 7, 1, 0, 0, 7 << 8)
+    hooked.run(RENDER, 24 << 16 | command(EARLY), 5, 1, 0, 0, 4 << 8)
+    hooked.run(RENDER, 24 << 16 | command(EARLY, "Z"), 3, 1, 0, 0, 2 << 8)
+    hooked.run(RENDER, command(EARLY), 2, 1)
+    hooked.run(RENDER, command(SUBMIT, "Z"), 9, 1)  # which drm_ioctl refuses
+    sample = store.read()
+    assert calls(store, 0) == {Kind.SUBMIT: 20, Kind.CONTEXT: 123, Kind.MAP: 7, Kind.OTHER: 7}
+    assert sample.after[0].counts.errors[Kind.SUBMIT] == 4
+    assert sum(sample.after[0].counts.errors) == 4
+    assert store.slot_hooks()[0] == ("drm_ioctl",)  # so its errors and waits are shown
+    assert {name: n for name, n in sample.losses.items() if n} == {"argument_unread": 2}
+    conserved(sample)
+
+
+def test_without_a_slot_a_call_answered_early_is_lost_once(hooked: Hooked) -> None:
+    store = ready(hooked, [early_rules(None)[1]])
+    hooked.run(RENDER, command(EARLY, "Z"), 5, 2)
+    hooked.run(RENDER, command(SUBMIT, "Z"), 9, 1)
+    assert store.read().losses["device_unknown"] == 10
+    hooked.run(RENDER, command(SUBMIT), 3, 1)
+    assert store.read().losses["device_unknown"] == 13
+    assert store.read().cells == ()
 
 
 def test_what_does_not_fit_is_refused_and_the_rest_counts(hooked: Hooked) -> None:

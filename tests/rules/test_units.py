@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kubenpu.devices.tables import load_tables
+from kubenpu.model.device import DriverTable
 from make_pages import PAGES
 from tests.rules.tree import ROOT, files, shown
 from tests.vm.guest.tightened import SEEN_OTHERWISE, TIGHTENED
@@ -170,16 +171,18 @@ def test_udev_knows_every_node_that_may_be_the_first_to_hook() -> None:
         if match.devname and match.minors is None and not match.devname.startswith(("vfio/", "dma_heap/"))
     }
     modules = {"drm", "nvidia", "nvidia_uvm", "nvidia_modeset"}
-    timed = {table.name for table in load_tables(Path("/nonexistent")).tables if table.scheduled}
-    assert names == wanted | modules | timed
+    tables = load_tables(Path("/nonexistent")).tables
+    others = {table.name for table in tables if table.scheduled or _has_early_calls(table)}
+    assert names == wanted | modules | others
     assert classes == {"accel", "drm", "module", "pci", "vfio", "vfio-dev"}
 
 
-def test_udev_knows_every_device_whose_jobs_are_timed() -> None:
+def test_udev_knows_every_device_whose_jobs_are_timed_and_of_early_calls() -> None:
     """By its driver, else by its name."""
     rules = (ROOT / "systemd/99-kubenpu.rules").read_text()
-    tables = [table for table in load_tables(Path("/nonexistent")).tables if table.scheduled]
-    interfaces = [interface for table in tables for interface in table.interfaces]
+    timed = [table for table in load_tables(Path("/nonexistent")).tables if table.scheduled]
+    early = [table for table in load_tables(Path("/nonexistent")).tables if _has_early_calls(table)]
+    interfaces = [interface for table in (*timed, *early) for interface in table.interfaces]
     for key, wanted in (
         ("DRIVERS", {name for interface in interfaces for name in interface.uevent_drivers}),
         ("KERNELS", {name for interface in interfaces for name in interface.sysfs_names}),
@@ -187,7 +190,11 @@ def test_udev_knows_every_device_whose_jobs_are_timed() -> None:
         (found,) = re.findall(rf'SUBSYSTEM=="(?:accel|accel\|drm)", {key}=="([^"]*)", GOTO="kubenpu_reload"', rules)
         assert set(found.split("|")) == wanted
     (modules,) = re.findall(r'ACTION=="remove", SUBSYSTEM=="module", KERNEL=="([^"]*)"', rules)
-    assert set(modules.split("|")) == {table.name for table in tables}
+    assert set(modules.split("|")) == {table.name for table in (*timed, *early)}
+
+
+def _has_early_calls(table: DriverTable) -> bool:
+    return any(rule.early for interface in table.interfaces for rule in interface.ioctls)
 
 
 def test_udev_never_starts_what_was_stopped() -> None:

@@ -227,6 +227,15 @@ def test_work_is_counted_of_submissions_through_drm_in_a_unit() -> None:
     assert "count is 'NPU9_RUN'" in refusal(char.replace('hardware = "NPU nine"', 'hardware = ""\nwork = "jobs"'))
 
 
+def test_early_calls_are_drivers_calls_of_drm_and_hand_over_no_work() -> None:
+    good = GOOD.replace('name = "NPU9_RUN" }', 'name = "NPU9_RUN", early = true }')
+    assert parse_table(good, "x").interfaces[0].ioctls[0].early
+    assert "early is 1" in refusal(good.replace("early = true", "early = 1"))
+    counting = good.replace("[visibility]", f"{BATCH}[visibility]").replace("subsystem", 'work = "jobs"\nsubsystem')
+    assert "count is 'NPU9_RUN'" in refusal(counting)
+    assert "early is 'NPU9_RUN'" in refusal(CHAR_GOOD.replace('name = "NPU9_RUN"', 'name = "NPU9_RUN", early = true'))
+
+
 def test_arguments_of_one_interface_end() -> None:
     calls = ", ".join(f'{{ nr = {nr}, kind = "alloc", name = "C{nr}" }}' for nr in range(2, 33))
     one = "size = 4\noffset = 0\nbytes = 4\nkinds = { free = [0] }\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kubenpu.model.device import CountField, GpuField
-from kubenpu.model.kinds import Kind
+from kubenpu.model.kinds import ELSEWHERE, Kind
 from kubenpu.model.sample import DeviceRule, NodeRule
-from kubenpu.service.inventory import apply_rules, has_char_nodes, read_inventory
+from kubenpu.service.inventory import apply_rules, needs_file_ioctl, read_inventory
 from tests.unit.test_chardevs import Machine
 from tests.unit.test_devices import IGPU, SAMPLES, FakeSysfs
 
@@ -68,7 +68,7 @@ def test_a_drm_node_with_a_number_that_is_none_of_drms_is_no_other_node(sysfs: F
     sysfs.add_node(IGPU, "card1", "99:1")
     inventory = read_inventory(sysfs.root, tmp_path)
     assert len(inventory.devices[0].nodes) == 2
-    assert (inventory.commands, has_char_nodes(inventory)) == ({}, False)
+    assert (inventory.commands, needs_file_ioctl(inventory)) == ({}, False)
 
 
 def test_a_device_without_table_has_the_cores_calls(sysfs: FakeSysfs, tmp_path: Path) -> None:
@@ -162,3 +162,28 @@ def test_arguments_of_drm_follow_the_driver(sysfs: FakeSysfs, tmp_path: Path) ->
     assert inventory.arguments == {"0000:00:02.0": {}, "npu": {}}
     (sysfs.root / NPU / "uevent").write_text("DRIVER=qaic\n")
     assert read_inventory(sysfs.root, tmp_path).arguments["npu"] == dict.fromkeys((0x44, 0x45), CountField(16, 0, 4))
+
+
+def test_who_counts_a_call_that_nouveau_answers_before_drm_ioctl(sysfs: FakeSysfs, tmp_path: Path) -> None:
+    gpu = "devices/pci0000:00/0000:01:00.0"
+    sysfs.add_device(gpu, ["DRIVER=nouveau", "PCI_SLOT_NAME=0000:01:00.0"], "pci")
+    for node, number in (("card1", "226:1"), ("renderD129", "226:129")):
+        sysfs.add_node(gpu, node, number)
+    inventory, rules = read_inventory(sysfs.root, tmp_path), Rules()
+    assert needs_file_ioctl(inventory)
+    assert apply_rules(rules, inventory, tmp_path) != ()  # type: ignore[arg-type]  # of the device without a slot
+    drm = {(rule.major, rule.minor): rule for rule in rules.drm}
+    for minor in (1, 129):
+        assert drm[226, minor].kinds[0x47] == ELSEWHERE
+        assert drm[226, minor].kinds.count(ELSEWHERE) == 1
+        assert 0x47 not in drm[226, minor].arguments
+    assert ELSEWHERE not in drm[226, 0].kinds
+    slot = rules.slots["0000:01:00.0"]
+    assert [(rule.minor, rule.slot, rule.early, rule.whole) for rule in rules.nodes] == [
+        (1, slot, True, False),
+        (129, slot, True, False),
+    ]
+    for rule in rules.nodes:
+        (table,) = rule.tables
+        assert (table.mask, table.value, [*table.arguments]) == (0, 0, [0x47])
+        assert [nr for nr in range(256) if table.kinds[nr] != ELSEWHERE] == [0x47]

@@ -252,7 +252,7 @@ def test_the_second_hook_fails_alone(machine: Machine, errors: Errors, monkeypat
         return machine.load(request, facts, messages)
 
     monkeypatch.setattr(attach, "load", refuse)
-    monkeypatch.setattr(probe, "has_char_nodes", lambda _inventory: True)
+    monkeypatch.setattr(probe, "needs_file_ioctl", lambda _inventory: True)
     assert machine.probe("load") == 0
     assert "file_ioctl: the verifier said no" in errors()
     first, second = read_state(machine.run_directory)[0]
@@ -262,7 +262,7 @@ def test_the_second_hook_fails_alone(machine: Machine, errors: Errors, monkeypat
 def test_a_second_hook_that_cannot_be_replaced_goes_on(
     machine: Machine, errors: Errors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "has_char_nodes", lambda _inventory: True)
+    monkeypatch.setattr(probe, "needs_file_ioctl", lambda _inventory: True)
     assert machine.probe("load") == 0
     for side in FILE_IOCTL.required:
         machine.pins.link(FILE_IOCTL.name, side).touch()

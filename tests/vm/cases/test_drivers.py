@@ -82,6 +82,7 @@ def pretended(request: pytest.FixtureRequest) -> Iterator[list[tuple[Table, Fake
         pairs = [(table, device_of(table.pretence, found)) for table in wanted]
         fake.wait_until_known(*(device.address for _, device in pairs))
         yield pairs
+    service.take_file_hook_off()  # which nouveau wants
 
 
 @pytest.mark.guests("trixie73")  # the tables are data; the function that all calls pass is tried on each kernel
@@ -171,6 +172,45 @@ def test_calls_that_fail_and_calls_that_wait(model: list[FakeDevice]) -> None:
         assert service.counted("kubenpu_host_ioctl_errors_total", **unit) == {"submit": 33}
         waited = service.value("kubenpu_host_ioctl_wait_seconds_total", **unit)
     assert 12 * 0.05 <= waited <= 3 * elapsed
+
+
+NVIF, PUSHBUF, CPU_PREP = 0x47, 0x81, 0x82
+
+
+@pytest.mark.every_machine
+def test_nouveaus_object_call_which_does_not_pass_drm_ioctl() -> None:
+    """Exact by the kind that its argument says, of 32-bit programs and with any type byte, too. What passes drm_ioctl
+    is not counted twice and keeps errors and waits."""
+    new = ["--argument", bytes((0, 2)).hex()]
+    unmap = ["--argument", bytes((0, 8)).hex()]
+    made = (
+        ("context", ["--do", f"{NVIF:#x}:300", "--threads", "4", *new]),
+        ("context", ["--do", f"{NVIF:#x}:30", "--compat", *new]),
+        ("context", ["--do", f"{NVIF:#x}:3", "--type", "Z", *new]),
+        ("map", ["--do", f"{NVIF:#x}:70", "--threads", "2", *unmap]),
+        ("other", ["--do", f"{NVIF:#x}:5,0x9f:4"]),
+        ("submit", ["--do", f"{PUSHBUF:#x}:11", "--threads", "2"]),
+        ("wait", ["--do", f"{CPU_PREP:#x}:6"]),
+    )
+    with fake.loaded(drm=["nouveau"]), handmade.cgroup("/system.slice/object-calls.service"):
+        (gpu,) = (one for one in fake.devices() if one.driver == "nouveau")
+        wait.until("the hook, by itself", lambda: service.mechanism("file_ioctl") == service.BEST_FILE_MECHANISM, 60)
+        fake.wait_until_known(gpu.address)
+        fake.set_parameter("err_nr", PUSHBUF)
+        wanted: dict[str, int] = {}
+        for node in gpu.nodes:
+            for kind, words in made:
+                done = handmade.run("/system.slice/object-calls.service", "--node", node, *words)
+                wanted[kind] = wanted.get(kind, 0) + done.total
+        fake.set_parameter("err_nr", -1)
+        unit = {"unit": "object-calls.service", "device": gpu.address}
+        wait.until("the unit", lambda: service.counted("kubenpu_host_ioctl_total", **unit))
+        assert service.counted("kubenpu_host_ioctl_total", **unit) == wanted
+        assert service.counted("kubenpu_device_ioctl_total", device=gpu.address) == wanted
+        assert service.counted("kubenpu_host_ioctl_errors_total", **unit) == {"submit": wanted["submit"]}
+        assert service.value("kubenpu_host_ioctl_wait_seconds_total", **unit) > 0
+        service.assert_conserved()
+    service.take_file_hook_off()
 
 
 def test_odd_events_change_nothing(model: list[FakeDevice]) -> None:

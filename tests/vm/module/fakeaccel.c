@@ -14,6 +14,7 @@
  *   cycle_mhz               fdinfo tells cycles of a clock of this speed in place of nanoseconds, as xe's
  *   memory_kib              and that each client has so much memory in vram0, and twice that in all
  *
+ * A DRM device of driver nouveau answers its object call (nr 0x47, whatever its type) before drm_ioctl, as nouveau does.
  * Every driver call (nr 0x40 to 0x9f of DRM, all of a character device) answers 0, whatever its argument: one of them
  * can be slow and one can fail. Accel devices need 6.2 and CONFIG_DRM_ACCEL. Unloading takes everything away again.
  */
@@ -218,14 +219,40 @@ static void fake_fdinfo(struct seq_file *out, struct file *opened)
 #define FDINFO fake_fdinfo
 #endif
 
+#define NVIF 0x47
+
+static bool is_early(struct file *file, unsigned int cmd)
+{
+	struct drm_file *opened = file->private_data;
+
+	return _IOC_NR(cmd) == NVIF && !strcmp(opened->minor->dev->driver->name, "nouveau");
+}
+
+static long early_answer(struct file *file)
+{
+	struct drm_file *opened = file->private_data;
+
+	return answer(NVIF, &((struct client *)opened->driver_priv)->busy_ns);
+}
+
+static long fake_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	return is_early(file, cmd) ? early_answer(file) : drm_ioctl(file, cmd, arg);
+}
+
+static long fake_compat_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	return is_early(file, cmd) ? early_answer(file) : drm_compat_ioctl(file, cmd, arg);
+}
+
 #ifdef FOP_UNSIGNED_OFFSET
 #define SIGNEDNESS .fop_flags = FOP_UNSIGNED_OFFSET,
 #else
 #define SIGNEDNESS
 #endif
 #define NODE_OPERATIONS(how) { \
-	SIGNEDNESS .owner = THIS_MODULE, .open = how, .release = drm_release, .unlocked_ioctl = drm_ioctl, \
-	.compat_ioctl = drm_compat_ioctl, .poll = drm_poll, .read = drm_read, .llseek = noop_llseek, \
+	SIGNEDNESS .owner = THIS_MODULE, .open = how, .release = drm_release, .unlocked_ioctl = fake_ioctl, \
+	.compat_ioctl = fake_compat_ioctl, .poll = drm_poll, .read = drm_read, .llseek = noop_llseek, \
 	.show_fdinfo = FDINFO }
 static const struct file_operations drm_operations = NODE_OPERATIONS(drm_open);
 #if HAVE_ACCEL

@@ -98,7 +98,7 @@ static __always_inline int try_consult(struct meaning *m, const __u8 *kinds, __u
 		return 0;
 	byte = kinds[number & 0xff];
 	m->kind = plain_kind(byte);
-	if (!has_argument(byte))
+	if (!has_argument(byte) || byte == KNPU_ELSEWHERE)
 		return 1;
 	a = argument_of(byte, first);
 	if (!a || size < a->size || read_number(arg + a->offset, a->width, &number))

@@ -166,7 +166,7 @@ def _one_hook(node: Examination, hook: Hook, status: HookStatus, module: int | N
     again = "Run: systemctl restart kubenpu-probe"
     if not status.needed:
         nodes = {each for device in node.inventory.devices for each in device.nodes}
-        early = any(rule.early for device in node.inventory.devices for rule in node.tables.calls(device))
+        early = any(rule.early for device in node.inventory.devices for rule in node.tables_in_force.calls(device))
         missed = early or not nodes.isdisjoint(node.inventory.char_nodes)
         remedy = "Run: systemctl reload kubenpu-probe; it has not looked since the device or its table came"
         found = "off, and there is such a device" if missed else f"off{reason}"
@@ -219,7 +219,7 @@ def _devices(node: Examination) -> Iterator[Finding]:
         yield Finding("devices", f"{len(devices)}, without a table: {', '.join(bare)}", needed, remedy, WARN)
     else:
         yield Finding("devices", str(len(devices)), needed)
-    for unknown in node.unknown_releases:
+    for unknown in node.tables_in_force.unknown_releases:
         remedy = (
             f"Take a kubenpu that knows it, or put a table into {node.settings.drivers_directory}: calls count as other"
         )

@@ -69,11 +69,11 @@ class Examination:
     def inventory(self) -> Inventory:
         return discover(self.settings.sysfs, self.tables.tables)
 
-    @property
-    def unknown_releases(self) -> tuple[str, ...]:
-        """Of the drivers of the devices that are there."""
+    @cached_property
+    def tables_in_force(self) -> LoadedTables:
+        """Of the drivers of the devices that are there, with the calls of the releases that are loaded."""
         names = {device.vendor for device in self.inventory.devices}
-        return complete(self.tables, names, partial(read_module_version, self.settings.sysfs)).unknown_releases
+        return complete(self.tables, names, partial(read_module_version, self.settings.sysfs))
 
     @cached_property
     def scrape(self) -> Scrape:

@@ -45,6 +45,7 @@ from kubenpu.model.device import (
     Argument,
     CountField,
     DriverTable,
+    Envelope,
     Interface,
     IoctlRule,
     KindField,
@@ -102,6 +103,7 @@ def parse_table(text: str, source: str) -> DriverTable:
     top.finish(f"name, hardware, work, scheduled, auxiliary, visibility and either interface or {_INTERFACE_KEYS}")
     for interface in table.interfaces:
         _check_interface(table, interface)
+    _check_work(table)
     devnames = {ALL_NODES, *(node.devname for interface in table.interfaces for node in interface.nodes)}
     for name in table.auxiliary:
         if name not in devnames:
@@ -202,12 +204,12 @@ def _parse_rules(section: Section, default: int | None, arguments: Mapping[str, 
 def _parse_rule(section: Section, default: int | None, arguments: Mapping[str, Argument]) -> IoctlRule:
     name = section.take_text("name", _IOCTL_NAME)
     kind = _KIND_BY_LABEL[section.take_choice("kind", _KIND_BY_LABEL)]
+    early = section.take("early", bool, default=False)
     if section.has("cmd"):
         cmd = section.take_number("cmd", _COMMANDS)
-        return IoctlRule(name, cmd & 0xFF, kind, cmd >> 8 & 0xFF, cmd, arguments.get(name))
+        return IoctlRule(name, cmd & 0xFF, kind, cmd >> 8 & 0xFF, cmd, arguments.get(name), early)
     nr = section.take_number("nr", _BYTES)
     number = section.take_number("type", _BYTES, default)
-    early = section.take("early", bool, default=False)
     return IoctlRule(name, nr, kind, number, argument=arguments.get(name), early=early)
 
 
@@ -240,16 +242,33 @@ def _check_interface(table: DriverTable, interface: Interface) -> None:
         if not is_char:
             _check_drm_rules(table.source, rules, is_core)
         _check_kinds(table.source, rules)
+        _check_early(table, rules, is_char or is_core)
         for rule in rules:
-            if rule.early and (is_char or is_core):
-                raise refusal(table.source, "early", rule.name, "of a driver's call of subsystem drm or accel")
-            is_submission = rule.kind is Kind.SUBMIT and not rule.early and not is_char
-            if isinstance(rule.argument, CountField) and not (table.work and is_submission):
-                wanted = "of a submission through drm_ioctl, in a table with work"
+            if isinstance(rule.argument, CountField) and (is_char or not table.work or rule.kind is not Kind.SUBMIT):
+                wanted = "of a submission of subsystem drm or accel, in a table with work"
                 raise refusal(table.source, "count", rule.name, wanted)
             if _submits(rule) and table.visibility["submit"] is Visibility.NEVER:
                 wanted = f"always or partly, as {rule.name} is a call of kind submit"
                 raise refusal(table.source, "visibility.submit", Visibility.NEVER.value, wanted)
+
+
+def _check_early(table: DriverTable, rules: tuple[IoctlRule, ...], elsewhere: bool) -> None:
+    """Each call is to be counted by one hook, and which one that is only its number can say."""
+    has_envelope = any(isinstance(rule.argument, Envelope) for rule in rules)
+    for rule in rules:
+        if not rule.early:
+            continue
+        if elsewhere or has_envelope or rule.cmd is not None:
+            wanted = "of a driver's call of subsystem drm or accel, by its nr and where no call is an envelope"
+            raise refusal(table.source, "early", rule.name, wanted)
+        if table.work and _submits(rule):
+            raise refusal(table.source, "early", rule.name, "of no submission in a table with work")
+
+
+def _check_work(table: DriverTable) -> None:
+    rules = [rule for interface in table.interfaces for rules in _rule_lists(interface) for rule in rules]
+    if table.work and rules and not any(isinstance(rule.argument, CountField) for rule in rules):
+        raise refusal(table.source, "work", table.work, "given where the argument of a call has a count")
 
 
 def _submits(rule: IoctlRule) -> bool:
@@ -283,8 +302,8 @@ def _check_kinds(source: str, rules: tuple[IoctlRule, ...]) -> None:
     by_number: dict[tuple[int, int, int | None], IoctlRule] = {}
     for rule in rules:
         other = by_number.setdefault((rule.type, rule.nr, rule.cmd), rule)
-        if (other.kind, other.argument) != (rule.kind, rule.argument):
+        if (other.kind, other.argument, other.early) != (rule.kind, rule.argument, rule.early):
             raise ConfigError(
-                f"{source}: {rule.name} and {other.name} have the same nr {rule.nr:#04x} but two kinds",
+                f"{source}: {rule.name} and {other.name} have the same nr {rule.nr:#04x} but not the same meaning",
                 "Keep one of them; calls are told apart by type and nr alone",
             )

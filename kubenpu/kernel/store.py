@@ -171,7 +171,7 @@ class CounterStore:
     def write_nodes(self, rules: Iterable[NodeRule]) -> list[NodeRule]:
         """The same for character devices outside drm and accel, and for calls that drivers answer before drm_ioctl."""
         rules = tuple(rules)
-        for slot in {rule.slot for rule in rules if rule.slot is not None and not rule.early}:
+        for slot in {rule.slot for rule in rules if rule.slot is not None}:
             self._mark_slot(slot, FILE_IOCTL)
         with self._for_rules() as (memory, _, nodes):
             return nodes.write(rules, _arguments_of(memory))

@@ -93,6 +93,11 @@ class Client:
         """As far as is known: another cgroup may have been handed it, or have got its address."""
         return 0 != self.kernel_id == seen.kernel_id or self.cgroup_id in seen.cgroups
 
+    def has_ended(self, seen: Seen) -> bool:
+        """Whether its id is another's by now, because the driver was loaded again: an open file that is handed on, to a
+        process that began after it was read, keeps its address."""
+        return self.file != seen.file and seen.start_ns > self.since.booked_ns
+
     def meter(self, engine: str) -> Meter:
         return self.meters.setdefault(engine, Meter(*self.since))
 
@@ -189,6 +194,10 @@ class Accounts:
     def _see(self, key: ClientKey, seen: Seen, since: Since, paths: Mapping[int, str], now_ns: int) -> None:
         if seen.fdinfo is None or not seen.cgroups:
             return
+        before = self.clients.get(key)
+        if before is not None and before.has_ended(seen):
+            self._pay(key, before, now_ns)
+            self._end(key, now_ns)
         client = self.clients.setdefault(key, Client(seen.file, seen.cgroups[0], since))
         client.file, client.kernel_id = seen.file, seen.kernel_id
         if client.cgroup_id not in seen.cgroups:
@@ -235,8 +244,11 @@ class Accounts:
         missed = sorted((key for key, client in self.clients.items() if client.missed), key=self._missed, reverse=True)
         for place, key in enumerate(missed):
             if self._missed(key) > LOOKS_REMEMBERED or len(missed) - place > MAX_REMEMBERED:
-                client = self.clients.pop(key)
-                self._use_of(key, client, now_ns).ended += 1
+                self._end(key, now_ns)
+
+    def _end(self, key: ClientKey, now_ns: int) -> None:
+        client = self.clients.pop(key)
+        self._use_of(key, client, now_ns).ended += 1
 
     def _missed(self, key: ClientKey) -> int:
         return self.clients[key].missed

@@ -140,8 +140,9 @@ class View:
     boot_unix_s: float = 0.0
 
     def counts(self, hooks: tuple[str, ...]) -> bool:
-        """Whether one of these hooks is attached: what they count is shown, zeros too."""
-        return any(hook.mechanism != OFF and hook.hook in hooks for hook in self.hooks)
+        """Whether these hooks, all that see calls of a device, are attached: what they count is shown, zeros too."""
+        attached = {hook.hook for hook in self.hooks if hook.mechanism != OFF}
+        return bool(hooks) and attached.issuperset(hooks)
 
     def submit_vendors(self, visibility: VisibilityOf) -> frozenset[str]:
         """Drivers whose submissions pass an ioctl at least partly."""

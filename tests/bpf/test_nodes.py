@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Iterable
 
 from kubenpu.kernel import layout
+from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.store import CounterStore
-from kubenpu.model.device import KindField
+from kubenpu.model.device import Envelope, KindField
 from kubenpu.model.kinds import ELSEWHERE, Kind
 from kubenpu.model.sample import CommandTable, DeviceRule, NodeRule
 from tests.bpf.conftest import RENDER, SUBMIT, Hooked, command, conserved
@@ -177,9 +180,28 @@ def test_a_call_answered_before_drm_ioctl_counts_once_whichever_hooks_see_it(hoo
     assert calls(store, 0) == {Kind.SUBMIT: 20, Kind.CONTEXT: 123, Kind.MAP: 7, Kind.OTHER: 7}
     assert sample.after[0].counts.errors[Kind.SUBMIT] == 4
     assert sum(sample.after[0].counts.errors) == 4
-    assert store.slot_hooks()[0] == ("drm_ioctl",)  # so its errors and waits are shown
+    assert store.slot_hooks()[0] == ("drm_ioctl", "file_ioctl")  # so its errors and waits are not shown
     assert {name: n for name, n in sample.losses.items() if n} == {"argument_unread": 2}
     conserved(sample)
+
+
+def test_an_envelope_around_such_a_call_says_nothing(hooked: Hooked) -> None:
+    """It is no reason to read what another driver's table wants to be read."""
+    before = CommandTable(
+        0xFF, GASKET, kinds(), {1: KindField(4, 0, 4, 0xFF, {value: Kind.FREE for value in range(64)})}
+    )
+    of_drm = bytearray(drm_kinds())
+    of_drm[EARLY] = ELSEWHERE
+    store = ready(hooked, [rule(0, 1, [before])])
+    envelopes = {0x50: Envelope(16, 0, 4, length=4, pointer=8)}
+    assert store.write_rules([DeviceRule(226, 128, 0, bytes(of_drm), envelopes)]) == []
+    inner = ctypes.create_string_buffer(64)
+    outer = ctypes.create_string_buffer(struct.pack("<IIQ", EARLY, 64, ctypes.addressof(inner)))
+    call = hooked.direct(DRM_IOCTL)
+    for _ in range(10):
+        call(RENDER, 3 << 30 | 16 << 16 | command(0x50), ctypes.addressof(outer))
+    assert calls(store, 0) == {Kind.OTHER: 10}
+    assert not any(store.read().losses.values())
 
 
 def test_without_a_slot_a_call_answered_early_is_lost_once(hooked: Hooked) -> None:

@@ -187,7 +187,7 @@ def test_udev_knows_every_device_whose_jobs_are_timed_and_of_early_calls() -> No
         ("DRIVERS", {name for interface in interfaces for name in interface.uevent_drivers}),
         ("KERNELS", {name for interface in interfaces for name in interface.sysfs_names}),
     ):
-        (found,) = re.findall(rf'SUBSYSTEM=="(?:accel|accel\|drm)", {key}=="([^"]*)", GOTO="kubenpu_reload"', rules)
+        (found,) = re.findall(rf'SUBSYSTEM=="(?:accel|accel\|drm)", {key}=="([^"]*)", ENV', rules)
         assert set(found.split("|")) == wanted
     (modules,) = re.findall(r'ACTION=="remove", SUBSYSTEM=="module", KERNEL=="([^"]*)"', rules)
     assert set(modules.split("|")) == {table.name for table in (*timed, *early)}

@@ -109,6 +109,21 @@ def test_another_client_in_the_same_place_begins_at_zero() -> None:
     assert (render(accounts, 1), accounts.uses[1, GPU].ended, len(accounts.clients)) == (130, 1, 1)
 
 
+def test_a_number_that_is_given_out_again_is_another_client() -> None:
+    """By a driver that was loaded again, where the kernel has no name for clients: Linux 6.1."""
+    accounts = Accounts()
+    one = Seen(GPU, 7, (1,), used(1, 5 * SECOND), 10 * SECOND, 10 * SECOND, SECOND)
+    accounts.look([one], PATHS, 10 * SECOND)
+    again = Seen(GPU, 8, (2,), used(1, 8 * SECOND), 20 * SECOND, 20 * SECOND, 11 * SECOND)
+    accounts.look([again], PATHS, 20 * SECOND)
+    assert (render(accounts, 1), render(accounts, 2)) == (5 * SECOND, 8 * SECOND)
+    assert {use: shown(accounts)[use].ended for use in (1, 2)} == {1: 1, 2: 0}
+    handed_on = Seen(GPU, 8, (3,), used(1, 9 * SECOND), 30 * SECOND, 30 * SECOND, 25 * SECOND)
+    accounts.look([handed_on], PATHS, 30 * SECOND)
+    assert (render(accounts, 2), render(accounts, 3)) == (8 * SECOND, SECOND)
+    assert sum(use.ended for use in accounts.shown()) == 1
+
+
 def test_descriptors_swapped_between_list_and_reading_charge_nobody_twice() -> None:
     accounts = Accounts()
     look(accounts, seen(7, used(1, 100)), seen(8, used(2, 10)))

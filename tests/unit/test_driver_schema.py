@@ -232,8 +232,19 @@ def test_early_calls_are_drivers_calls_of_drm_and_hand_over_no_work() -> None:
     assert parse_table(good, "x").interfaces[0].ioctls[0].early
     assert "early is 1" in refusal(good.replace("early = true", "early = 1"))
     counting = good.replace("[visibility]", f"{BATCH}[visibility]").replace("subsystem", 'work = "jobs"\nsubsystem')
-    assert "count is 'NPU9_RUN'" in refusal(counting)
+    assert "early is 'NPU9_RUN'" in refusal(counting)
     assert "early is 'NPU9_RUN'" in refusal(CHAR_GOOD.replace('name = "NPU9_RUN"', 'name = "NPU9_RUN", early = true'))
+    again = '{ nr = 0x41, kind = "submit", name = "AGAIN" }]'
+    assert "not the same meaning" in refusal(good.replace("early = true }]", f"early = true }}, {again}"))
+    other = '{ nr = 0x42, kind = "other", name = "ENV" }]'
+    envelope = "[argument.ENV]\nsize = 16\noffset = 0\nbytes = 4\nenvelope = { length = 4, pointer = 8 }\n[visibility]"
+    text = good.replace("early = true }]", f"early = true }}, {other}").replace("[visibility]", envelope)
+    assert "early is 'NPU9_RUN'" in refusal(text)
+    assert parse_table(text.replace(", early = true", ""), "x")
+
+
+def test_a_unit_of_work_that_no_call_counts_is_refused() -> None:
+    assert "work is 'jobs'" in refusal(GOOD.replace("subsystem", 'work = "jobs"\nsubsystem'))
 
 
 def test_arguments_of_one_interface_end() -> None:

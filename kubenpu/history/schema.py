@@ -353,5 +353,8 @@ def _tables(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _refuse_earlier(connection: sqlite3.Connection, path: Path) -> None:
-    if _version(connection) < len(MIGRATIONS):
+    version = _version(connection)
+    if version == 0:
+        raise SourceError(f"nothing could be stored in {path} yet", "journalctl -u kubenpud has the reason")
+    if version < len(MIGRATIONS):
         raise SourceError(f"{path} is of an earlier version", "Start kubenpud, which brings it up to date")

@@ -37,6 +37,14 @@ class Pins:
     def map(self, name: str) -> Path:
         return self.root / name
 
+    def are_gone(self) -> bool:
+        """Whether there are none, which who may not look cannot say."""
+        try:
+            self.map("cells").stat()
+        except OSError as e:
+            return isinstance(e, FileNotFoundError)
+        return False
+
     def link(self, hook: str, side: str) -> Path:
         return self.root / f"{hook}_{side}_link"
 

@@ -356,7 +356,7 @@ class Node:
         if not hooks:
             return (HookStatus(DRM_IOCTL.name, OFF, "kubenpu-probe has not run since boot", 0),), None
         store = self._store
-        unopened = store is None and self._pin_identity() is not None
+        unopened = store is None and not Pins(self._settings.pin_directory).are_gone()
         gone = "kubenpud cannot use its counters" if unopened else "its pins were removed"
         hooks = tuple(
             h

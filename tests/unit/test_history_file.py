@@ -178,6 +178,15 @@ def test_a_file_of_an_earlier_version_is_brought_up_to_date(rig: Rig, monkeypatc
     assert rig.submits()["web-0"] == 5
 
 
+def test_a_file_without_tables_is_none_of_an_earlier_version(rig: Rig) -> None:
+    """As a full disk leaves it."""
+    rig.path.parent.mkdir(exist_ok=True)
+    rig.path.touch()
+    with pytest.raises(SourceError, match="nothing could be stored") as caught:
+        rig.rows()
+    assert "journalctl -u kubenpud" in caught.value.remedy
+
+
 def test_a_strange_name_of_a_file(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "50%41 #1?mode=memory&x é" / "usage.db")
     rig.call(WEB, 5)

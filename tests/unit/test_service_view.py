@@ -44,6 +44,16 @@ def test_when_the_clock_is_set_start_times_follow_and_do_not_tremble(
         assert [each.since for each in view.device_usage] == [view.counting_since]
 
 
+def test_pins_that_cannot_be_looked_at_are_not_said_to_be_gone(world: World) -> None:
+    world.load_probe(FENTRY)
+    cells = world.pins.map("cells")
+    cells.unlink()
+    node = world.start()
+    assert node.view().hooks[0].reason == "its pins were removed"
+    cells.symlink_to(cells.name)  # a loop, which no user can follow
+    assert node.view().hooks[0].reason == "kubenpud cannot use its counters"
+
+
 @pytest.mark.parametrize("side", ["enter", "exit"])
 @pytest.mark.parametrize("reason", ["", "replaced the program behind the attached hook"])
 def test_a_hook_without_its_links_is_off(world: World, node: Node, side: str, reason: str) -> None:

@@ -148,7 +148,7 @@ def ensure(name: str) -> Image:
     cache.mkdir(parents=True, exist_ok=True)
     target = cache / f"{name}-{recipe.digest}"
     began = time.monotonic()
-    with _locked(cache / f".{name}.lock"):
+    with locked(cache / f".{name}.lock"):
         built = not target.is_dir()
         if built:
             print(f"building image {target} ...", flush=True)
@@ -167,7 +167,8 @@ def ensure(name: str) -> Image:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Waits for whoever has it."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from kubenpu import __version__
+from tests.vm.image import locked
 
 TREE = Path(__file__).resolve().parents[2]
 KEPT = TREE / "build/vm-packages"
@@ -36,20 +37,26 @@ CHANGES = (
 def ensure() -> Path:
     """The directory with this/ and next/, each with the .deb files."""
     target = KEPT / _digest()
-    if not target.is_dir():
-        shutil.rmtree(KEPT, ignore_errors=True)
-        KEPT.mkdir(parents=True)
-        with tempfile.TemporaryDirectory(dir=KEPT) as scratch:
-            done = Path(scratch, "done")
-            _build(TREE, done / "this")
-            next_tree = Path(scratch, "next")
-            shutil.copytree(TREE / f"build/deb/kubenpu-{VERSIONS['this']}", next_tree)
-            shutil.rmtree(next_tree / "debian")
-            for name, old, new in CHANGES:
-                _replace(next_tree / name, old, new)
-            _build(next_tree, done / "next")
-            done.rename(target)
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    with locked(KEPT.with_suffix(".lock")):  # against another rig in this tree
+        if not target.is_dir():
+            _make(target)
     return target
+
+
+def _make(target: Path) -> None:
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir=KEPT) as scratch:
+        done = Path(scratch, "done")
+        _build(TREE, done / "this")
+        next_tree = Path(scratch, "next")
+        shutil.copytree(TREE / f"build/deb/kubenpu-{VERSIONS['this']}", next_tree)
+        shutil.rmtree(next_tree / "debian")
+        for name, old, new in CHANGES:
+            _replace(next_tree / name, old, new)
+        _build(next_tree, done / "next")
+        done.rename(target)
 
 
 def _digest() -> str:

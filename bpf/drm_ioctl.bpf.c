@@ -10,7 +10,8 @@
  * Cost: see `make bench`; about 20 ns a counted call on 6.2 and later, one array look-up for a call without a rule.
  * Fails towards "declared lost": no path drops a call without adding to a loss counter.
  * Blind: calls answered before, by the driver (nouveau's object call, which file_ioctl counts) or from DRM's own table
- * for 32-bit calls, and work submitted without an ioctl. Calls still blocked inside the driver are counted when they return (fexit) or at once (kprobe).
+ * for 32-bit calls, and work submitted without an ioctl. Calls still blocked inside the driver are counted when they
+ * return (fexit) or at once (kprobe).
  *
  * What is attached are the *_hook programs; they jump to the program in enter_body[0] or exit_body[0]. Replacing
  * that element replaces the code between two calls: each call runs exactly one body, which makes an upgrade exact.

@@ -43,7 +43,7 @@ class Prices:
 
     def find_unused(self, devices: Collection[tuple[str, str | None]]) -> Iterator[str]:
         """Keys of the file that are for none of these devices and drivers."""
-        addresses, drivers = {address for address, _ in devices}, {driver for _, driver in devices}
+        addresses, drivers = {address for address, _ in devices}, {driver or "" for _, driver in devices}
         yield from (f"driver.{name}" for name in self.by_driver if name not in drivers)
         yield from (f'device."{name}"' for name in self.by_device if name not in addresses)
 

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     prices = read_prices(args.price) if args.price else None
     with _source(args) as source:
         rows = source.usage(args.by, since, until)
-        spans = plan_spans(rows) if args.html else []
+        spans = plan_spans(rows, (since, until)) if args.html else []
         parts = [(span, source.usage(args.by, max(since, span[0]), min(until, span[1]))) for span in spans]
     report = make_report(args.by, rows, (since, until), prices)
     if args.html:

@@ -72,14 +72,16 @@ tr.total td { font-weight: 600; border-bottom: 0; } tr.rest td { color: var(--qu
 )
 
 
-def plan_spans(rows: Sequence[UsageRow]) -> list[Span]:
-    """Adjacent spans of one width that cover what the rows do, for the chart over time."""
+def plan_spans(rows: Sequence[UsageRow], asked: Span) -> list[Span]:
+    """Adjacent spans of one width that cover what the rows do of the time that was asked for, for the chart over time.
+    Their first minute may have begun before that."""
     if not rows:
         return []
     begin, end = min(row.since for row in rows), max(row.until for row in rows)
     width = next((w for w in WIDTHS_S if (end - begin) / w < MOST_BARS - 1), math.ceil((end - begin) / MOST_BARS))
     first = int(begin) // width * width
-    return [(at, at + width) for at in range(first, math.ceil(end), width)]
+    spans = [(at, at + width) for at in range(first, math.ceil(end), width)]
+    return [span for span in spans if span[1] > asked[0] and span[0] < asked[1]]
 
 
 def render_page(

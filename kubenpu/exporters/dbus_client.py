@@ -160,9 +160,9 @@ class NodeClient:
         """What was used between two Unix times, see model/usage.py. All pages, of one and the same history."""
         for _ in range(USAGE_TRIES):
             pages = list(self._usage_pages(by, since, until))
-            whole = [row for row in pages[0] if row.part is not Part.WORKLOAD]
+            whole, *others = ([row for row in page if row.part is not Part.WORKLOAD] for page in pages)
             rows = [*whole, *(row for page in pages for row in page if row.part is Part.WORKLOAD)]
-            if len(pages) == 1 or add_up(rows):
+            if not others or (all(each == whole for each in others) and add_up(rows)):
                 return rows
         raise SourceError("the history changes while it is read", "Ask for a time that is over")
 

@@ -187,11 +187,11 @@ class CriClient:
         found = self._call(self._sandboxes, _of_pod(pod_uid), _to_sandboxes, timeout_s)
         return next((sandbox for sandbox in found or () if sandbox.pod_uid == pod_uid), None)
 
-    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
+    def uid_of_pod(self, namespace: str, pod: str) -> str | None:
         """The UID of the pod that has this name now: of the newest sandbox that is ready. "" when there is none, None
         when this is a runtime without CRI, of which that says nothing."""
         request = _with_labels({POD_NAMESPACE_LABEL: namespace, POD_NAME_LABEL: pod}, write_bytes(2, b""))
-        found = self._call(self._sandboxes, request, _to_sandboxes, timeout_s)
+        found = self._call(self._sandboxes, request, _to_sandboxes, None)
         if found is None:
             return None
         return next((each.pod_uid for each in found if (each.namespace, each.pod) == (namespace, pod)), "")

@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 class Runtime(Protocol):
     """kubenpu.identity.cri.CriClient is one."""
 
-    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None: ...
+    def uid_of_pod(self, namespace: str, pod: str) -> str | None: ...
 
 
 class _Use(NamedTuple):
@@ -54,6 +54,7 @@ class Kubelet:
         self._answered = 0.0
         self._uses: dict[Place, _Use] = {}
         self._uids: Mapping[Pod, str | None] = {}
+        self._asked: dict[Pod, float] = {}
 
     def ask(self, view: Callable[[], View]) -> str:
         """What of the answer is left out, "" when nothing is. Raises SourceError when there is none."""
@@ -73,27 +74,31 @@ class Kubelet:
         self._client.close()
 
     def _find_uids(self, claimed: Iterable[Claimed], usage: Iterable[Usage]) -> Mapping[Pod, str | None]:
-        """Those that use a device are known by now, of the others the runtimes are asked. While they do not answer, a
-        pod is who it was. "": there is no such pod; None: it is not known."""
+        """Those that use a device are known by now, of the others the runtimes are asked while there is time: first of
+        those that are not known, then of who was not asked about for longest. A pod without an answer is who it was.
+        "": there is no such pod; None: it is not known."""
         alive = (each.owner for each in usage if each.alive and each.owner.kind is OwnerKind.POD)
         using = {(owner.namespace, owner.pod): owner.pod_uid for owner in alive}
+        pods = dict.fromkeys((each.namespace, each.pod) for each in claimed)
+        uids = {pod: using.get(pod) or self._uids.get(pod) for pod in pods}
+        self._asked = {pod: at for pod, at in self._asked.items() if pod in pods}
         end = time.monotonic() + ASK_SECONDS
-        uids: dict[Pod, str | None] = {}
-        for pod in dict.fromkeys((each.namespace, each.pod) for each in claimed):
-            known = using[pod] or None if pod in using else self._ask_uid(pod, end)
-            uids[pod] = self._uids.get(pod) if known is None else known
+        others = [pod for pod in pods if pod not in using]
+        for pod in sorted(others, key=lambda pod: (uids[pod] is not None, self._asked.get(pod, 0.0))):
+            if time.monotonic() >= end:
+                break
+            self._asked[pod] = time.monotonic()
+            known = self._ask_uid(pod)
+            uids[pod] = uids[pod] if known is None else known
         self._uids = uids
         return uids
 
-    def _ask_uid(self, pod: Pod, end: float) -> str | None:
+    def _ask_uid(self, pod: Pod) -> str | None:
         """ "" when every runtime of pods says that it has no such pod, None when that is not known."""
         answers: list[str | None] = []
         for runtime in self._runtimes():
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return None
             try:
-                uid = runtime.uid_of_pod(*pod, left_s)
+                uid = runtime.uid_of_pod(*pod)
             except SourceError:
                 answers.append(None)  # it is a source of its own, and says so there
                 continue

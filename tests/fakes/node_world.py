@@ -128,8 +128,7 @@ class FakeRuntime:
     name: str = "/run/a.sock"
     trouble: str = ""
 
-    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
-        assert timeout_s is not None
+    def uid_of_pod(self, namespace: str, pod: str) -> str | None:
         return "u7" if (namespace, pod) == ("ml", "train-0") else None
 
 

@@ -23,6 +23,12 @@ def test_a_pipe_of_prices_is_refused_at_once(tmp_path: Path) -> None:
         read_prices(tmp_path / "prices.toml")
 
 
+def test_a_price_of_devices_without_a_driver_table() -> None:
+    prices = parse_prices(Path("p"), {"currency": "EUR", "price": {"default": 0, "driver": {"": 4}}})
+    assert (prices.of("npu.0", None), list(prices.find_unused([("npu.0", None)]))) == (Decimal(4), [])
+    assert list(prices.find_unused([(GPU, "xe")])) == ["driver."]
+
+
 def test_prices_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
     file.write_text('currency = "€"\n[price]\ndefault = 1.20\ndriver.xe = 0.8\ndevice."0000:00:02.0" = 2\n')

@@ -174,15 +174,24 @@ def test_the_scale_has_a_unit_in_which_its_numbers_are_short(share: int, unit: s
 def test_columns_are_no_narrower_than_what_old_usage_is_kept_in() -> None:
     """Else one column has the time of all that were summed up to it, and the others nothing."""
     for length in (60, 3600, 6 * 3600, 86400):
-        spans = plan_spans([UsageRow(Part.DEVICE, GPU, None, 7200.0, 7200.0 + length, {})])
+        spans = plan_spans([UsageRow(Part.DEVICE, GPU, None, 7200.0, 7200.0 + length, {})], (0, 10**6))
         assert {until - since for since, until in spans} <= {*range(900, 10**6, 900)}
         assert all(since % 900 == 0 for since, _ in spans)
+
+
+def test_a_minute_that_began_before_what_was_asked_for_makes_no_column() -> None:
+    """It belongs to the quarter in which it ended; a column before the begin has nothing that could be asked for."""
+    row = UsageRow(Part.DEVICE, GPU, None, 9000.0 - 30.0, 9000.0 + 3600.0, {})
+    for since in (9000, 9000 + 420):
+        spans = plan_spans([row], (since, 9000 + 3600))
+        assert (spans[0], spans[-1]) == ((9000, 9900), (11700, 12600))
+    assert plan_spans([row], (9000, 9900)) == [(9000, 9900)]
 
 
 @given(st.floats(0, 4e9), st.floats(1, 4e8))
 def test_spans_follow_each_other(begin: float, length: float) -> None:
     row = UsageRow(Part.DEVICE, GPU, None, begin, begin + length, {})
-    spans = plan_spans([row])
+    spans = plan_spans([row], (0, 10**10))
     assert spans[0][0] <= begin <= begin + length <= spans[-1][1]
     assert len(spans) <= MOST_BARS + 1
     assert all(one[1] == other[0] for one, other in itertools.pairwise(spans))

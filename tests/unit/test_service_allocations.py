@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from kubenpu.model.errors import SourceError
 from kubenpu.model.identity import Owner, OwnerKind
 from kubenpu.model.sample import ZERO, Counts, HookStatus
 from kubenpu.model.view import DeviceUsage, Usage, View
+from kubenpu.service import allocations
 from kubenpu.service.allocations import KEEP_SECONDS, Kubelet
 
 GPU, NPU = "0000:03:00.0", "npu.0"
@@ -38,8 +40,7 @@ class Runtime:
         self.asked: list[tuple[str, str]] = []
         self.silent = self.without_cri = False
 
-    def uid_of_pod(self, namespace: str, pod: str, timeout_s: float | None = None) -> str | None:
-        assert timeout_s is not None and timeout_s > 0
+    def uid_of_pod(self, namespace: str, pod: str) -> str | None:
         self.asked.append((namespace, pod))
         if self.silent:
             raise SourceError("silent")
@@ -121,6 +122,27 @@ def test_of_a_device_that_nobody_counts_nothing_is_said_about_use(bench: Bench) 
     bench.claimed = [GIVEN._replace(device_id="accel0", names=("accel0",))]
     (found,) = bench.ask()
     assert (found.device, found.idle_since) == (NPU, None)
+
+
+def test_a_slow_runtime_is_asked_about_every_pod_in_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last ones would hold their devices without a name for as long as it is slow."""
+    clock = [0.0]
+
+    class Slow(Runtime):
+        def uid_of_pod(self, namespace: str, pod: str) -> str | None:
+            clock[0] += 0.5
+            return super().uid_of_pod(namespace, pod)
+
+    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    bench.runtime = Slow()
+    pods = [f"hold-{number:02}" for number in range(12)]
+    bench.claimed = [GIVEN._replace(pod=pod) for pod in pods]
+    bench.runtime.uids = {("ml", pod): f"u-{pod}" for pod in pods[:-1]}
+    known = [sum(bool(each.pod_uid) for each in bench.ask()) for _ in range(3)]
+    assert (known, len(bench.ask())) == ([4, 8, 11], 11)  # the last one is over
+    asked = bench.runtime.asked
+    assert sorted(asked[:12]) == sorted(("ml", pod) for pod in pods)
+    assert asked[12:] == asked[:4]  # who was not asked about for longest
 
 
 def test_who_uses_a_device_is_not_asked_about_and_others_are_each_time(bench: Bench) -> None:

@@ -15,7 +15,7 @@ BPF_ARCH_aarch64 := arm64
 SYSTEM_HEADERS_x86_64 = $(firstword $(wildcard /usr/include/x86_64-linux-gnu) /usr/x86_64-linux-gnu/include)
 SYSTEM_HEADERS_aarch64 = $(firstword $(wildcard /usr/include/aarch64-linux-gnu) /usr/aarch64-linux-gnu/include)
 # BTF keeps the names of source files: without the directory they were built in, which is not what is built
-BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map=$(CURDIR)=. \
+BPF_FLAGS = -O2 -g -target bpf -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -ffile-prefix-map="$(CURDIR)"=. \
 	-D__TARGET_ARCH_$(BPF_ARCH_$*) -I$(SYSTEM_HEADERS_$*)
 BPF_HEADERS := $(wildcard bpf/*.h)
 HOOKS := drm_ioctl file_ioctl clients scheduler

@@ -155,7 +155,8 @@ SETTINGS: tuple[Setting, ...] = (
         "max_slots",
         whole_number(64, 65536),
         8192,
-        "Counter cells, one per cgroup and device; fixed when kubenpu-probe first loads after a boot.",
+        "Counter cells, one per cgroup and device, made up to a power of two; fixed when kubenpu-probe first loads "
+        "after a boot.",
     ),
     Setting(
         "identity.cri_sockets",

@@ -109,7 +109,7 @@ def load(request: LoadRequest, facts: KernelFacts, messages: Messages) -> HookSt
             except KernelError as e:
                 refusal = explain(e)
             else:
-                return HookStatus(hook.name, name, "; ".join(reasons), request.since_ns, loader=request.loader)
+                return HookStatus(hook.name, name, "; ".join(reasons), boot_ns(), loader=request.loader)
         reasons.append(f"{name}: {refusal}")
         if absent:
             reasons = [refusal]
@@ -167,8 +167,10 @@ def _attached(request: LoadRequest) -> Mechanism | None:
     hook, pins = request.hook, request.pins
     found = [m for m in hook.mechanisms if _mark(pins, hook, m.name).exists()]
     if found:
-        links = [pins.link(hook.name, side) for side in _sides(request, found[0])]
-        if all(path.exists() for path in (*links, *map(pins.map, hook.maps))):
+        sides = _sides(request, found[0])
+        links = [pins.link(hook.name, side) for side in sides]
+        bodies = [pins.body(hook.name, f"{side}_body") for side in sides]
+        if all(path.exists() for path in (*links, *bodies, *map(pins.map, hook.maps))):
             return found[0]
     detach(pins, hook)
     return None

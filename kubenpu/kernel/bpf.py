@@ -65,11 +65,11 @@ def _info(fd: int, info: ctypes.Structure) -> None:
     _check(library().bpf_obj_get_info_by_fd(fd, ctypes.byref(info), ctypes.byref(size)), "read object information")
 
 
-def _check(result: int, doing: str) -> int:
+def _check(result: int, doing: str, remedy: str = "") -> int:
     if result >= 0:
         return result
     code = ctypes.get_errno() or -result
-    raise KernelError(f"cannot {doing}: {os.strerror(code)}") from OSError(code, os.strerror(code))
+    raise KernelError(f"cannot {doing}: {os.strerror(code)}", remedy) from OSError(code, os.strerror(code))
 
 
 def open_pin(path: Path) -> int:
@@ -86,7 +86,8 @@ def open_pin(path: Path) -> int:
 
 def pin(fd: int, path: Path) -> None:
     """Pins an fd at `path` below a bpffs mount."""
-    _check(library().bpf_obj_pin(fd, os.fsencode(path)), f"pin {path}")
+    remedy = "Mount bpffs where kernel.pin_directory is: mount -t bpf bpf /sys/fs/bpf"
+    _check(library().bpf_obj_pin(fd, os.fsencode(path)), f"pin {path}", remedy)
 
 
 def program_misses(fd: int) -> int:

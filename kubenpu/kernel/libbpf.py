@@ -37,6 +37,7 @@ _POINTERS = [
 ]
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _KEPT_LINES = 400
+_WHOLE_LOG = 1 << 26  # of the verifier, for --debug
 
 
 class _OpenOpts(ctypes.Structure):
@@ -99,13 +100,13 @@ class Messages:
         self.debug = debug
         self.lines: list[str] = []
         self._format = ctypes.CDLL(None).vsnprintf
+        self._buffer = ctypes.create_string_buffer(_WHOLE_LOG if debug else 1 << 16)
         self._callback = _PRINT(self._take)  # kept: libbpf holds no reference
         bpf.library().libbpf_set_print(self._callback)
 
     def _take(self, level: int, form: bytes, arguments: int) -> int:
-        buffer = ctypes.create_string_buffer(1 << 24 if self.debug else 1 << 16)
-        self._format(buffer, ctypes.c_size_t(len(buffer)), form, ctypes.c_void_p(arguments))
-        text = buffer.value.decode(errors="replace").rstrip("\n")
+        self._format(self._buffer, ctypes.c_size_t(len(self._buffer)), form, ctypes.c_void_p(arguments))
+        text = self._buffer.value.decode(errors="replace").rstrip("\n")
         if self.debug:
             print(text, file=sys.stderr)
         if level <= 1:

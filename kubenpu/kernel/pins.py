@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubenpu.kernel.hooks import Hook
+from kubenpu.kernel.hooks import HOOKS, Hook
 from kubenpu.kernel.layout import ABI
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
 
 STATE_NAME = "probe.json"
+_NAMES = frozenset(hook.name for hook in HOOKS)  # a later version may have had others
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,23 @@ def read_state(run_directory: Path) -> tuple[tuple[HookStatus, ...], int | None]
     """Hooks and drm_module of the last kubenpu-probe run; ((), None) when it has not run since boot."""
     try:
         document = json.loads((run_directory / STATE_NAME).read_text())
-        return tuple(HookStatus(**h) for h in document["hooks"]), document["drm_module"]
+        found = tuple(_checked(HookStatus(**h)) for h in document["hooks"])
+        return tuple(each for each in found if each.hook in _NAMES), document["drm_module"]
     except FileNotFoundError:
         return (), None
     except OSError as e:
         raise _refused("read", run_directory / STATE_NAME, e) from e
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise KernelError(f"{run_directory / STATE_NAME} is damaged ({e})", "Run kubenpu-probe load again") from e
+
+
+def _checked(status: HookStatus) -> HookStatus:
+    texts = (status.hook, status.mechanism, status.reason, status.loader)
+    if not all(isinstance(each, str) for each in texts) or type(status.needed) is not bool:
+        raise TypeError(f"{status.hook!r} has values of other types")
+    if type(status.since_ns) is not int or not 0 <= status.since_ns < 1 << 63:
+        raise ValueError(f"{status.hook!r} has no time")
+    return status
 
 
 def claim(directory: Path) -> int:

@@ -120,9 +120,14 @@ def _request(
         mechanisms = (UPROBE,)
     elif options.mechanism in mechanisms:
         mechanisms = (options.mechanism,)
-    began = (h.since_ns for h in before if h.hook == hook.name and h.needed and pins.map("cells").exists())
+    began = (h.since_ns for h in before if h.hook == hook.name and h.mechanism != OFF and pins.attached(hook))
     since, path = next(began, attach.boot_ns()), _object_path(hook.name, options)
-    return attach.LoadRequest(hook, path, pins, settings.max_slots, mechanisms, since, options.uprobe)
+    return attach.LoadRequest(hook, path, pins, _slots(settings), mechanisms, since, options.uprobe)
+
+
+def _slots(settings: Settings) -> int:
+    """The kernel's search for a free cell wants a power of two."""
+    return 1 << (settings.max_slots - 1).bit_length()
 
 
 def _object_path(stem: str, options: argparse.Namespace) -> Path:
@@ -181,7 +186,7 @@ def _write_rules(settings: Settings) -> Inventory:
     try:
         inventory = read_inventory(settings.sysfs, settings.drivers_directory)
         tell([*inventory.troubles, *apply_rules(store, inventory, settings.run_directory)])
-        if store.slots_max != settings.max_slots:
+        if store.slots_max != _slots(settings):
             log.warning("kernel.max_slots: %d stays until unload and load (restart)", store.slots_max)
     finally:
         store.close()

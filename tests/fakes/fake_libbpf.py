@@ -65,6 +65,10 @@ class FakeLink:
         return self.open or (self.path is not None and self.path.exists() and self.path.read_text() == str(id(self)))
 
 
+ATTACHED_NS = 9
+"""When hooks are attached."""
+
+
 @dataclass
 class FakeKernel:
     """`refuse`: step -> errno, for good. `fail_at`, `kill_at`: number of the one step that fails or is the last."""
@@ -243,6 +247,7 @@ def put_in(fake: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpf, "Map", type("Map", (FakeMap,), {"kernel": fake}))
     monkeypatch.setattr(bpf, "pin", pin)
     monkeypatch.setattr(attach, "has_cgroup_storage", lambda: fake.storage)
+    monkeypatch.setattr(attach, "boot_ns", lambda: ATTACHED_NS)
     monkeypatch.setattr(attach, "self_test", lambda _opened, _hook, _cgroup2: fake.step("self-test"))
     for has in ("has_function", "has_symbol"):
         monkeypatch.setattr(attach, has, lambda _name: fake.sides["file_ioctl"] == 2)

@@ -33,7 +33,8 @@ def alone(arguments: list[str]) -> int:
 
 @dataclass
 class Machine:
-    """A kernel that takes every load; `facts` and `drm_module` are what the probe finds."""
+    """A kernel that takes every load; `facts` and `drm_module` are what the probe finds, `settings` more text of the
+    file."""
 
     place: Path
     facts: KernelFacts = GOOD
@@ -45,6 +46,7 @@ class Machine:
     refuse: KernelError | None = None
     iterators: list[Path] = field(default_factory=list)
     refuse_iterator: KernelError | None = None
+    settings: str = ""
 
     @property
     def run_directory(self) -> Path:
@@ -58,7 +60,7 @@ class Machine:
         config = self.place / "kubenpu.toml"
         names = {"run_directory": "run", "kernel.pin_directory": "pins", "devices.sysfs": "sys"}
         names["devices.drivers_directory"] = "drivers.d"
-        config.write_text("".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
+        config.write_text(self.settings + "".join(f'{key} = "{self.place / name}"\n' for key, name in names.items()))
         return alone(["--config.file", str(config), *arguments])
 
     def load(self, request: LoadRequest, _facts: KernelFacts, _messages: object) -> HookStatus:
@@ -66,6 +68,8 @@ class Machine:
         if self.refuse is not None:
             raise self.refuse
         self.pin_counters(request)
+        for side in request.hook.required:
+            request.pins.link(request.hook.name, side).touch()
         self.devices_known = [len(store.rules) for store in self.stores]
         return replace(KPROBE, hook=request.hook.name, since_ns=request.since_ns, loader=request.loader)
 

@@ -16,7 +16,7 @@ from kubenpu.kernel.hooks import DRM_IOCTL, FILE_IOCTL, HOOKS, Hook, Mechanism
 from kubenpu.kernel.pins import Pins
 from kubenpu.model.errors import KernelError
 from kubenpu.model.sample import HookStatus
-from tests.fakes.fake_libbpf import COMMON, SHAPE, FakeKernel, FakeProbe, SigKill
+from tests.fakes.fake_libbpf import ATTACHED_NS, COMMON, SHAPE, FakeKernel, FakeProbe, SigKill
 from tests.unit.test_kernel_support import GOOD
 
 BODIES = {"drm_ioctl_enter_body", "drm_ioctl_exit_body"}
@@ -40,7 +40,7 @@ def clean(kernel: FakeKernel, probe: FakeProbe) -> None:
 
 
 def test_the_best_mechanism_is_taken_without_a_word(kernel: FakeKernel, probe: FakeProbe) -> None:
-    assert probe.load() == HookStatus("drm_ioctl", "fentry", "", 5)
+    assert probe.load() == HookStatus("drm_ioctl", "fentry", "", ATTACHED_NS)
     assert [(link.program, link.mechanism) for link in kernel.attached()] == [
         ("fentry_hook", "fentry"),
         ("fexit_hook", "fentry"),
@@ -312,7 +312,7 @@ def both(kernel: FakeKernel, probe: FakeProbe) -> FakeProbe:
 
 
 def test_two_hooks_know_nothing_of_each_other(kernel: FakeKernel, both: FakeProbe) -> None:
-    assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
+    assert both.load() == HookStatus("file_ioctl", "lsm", "", ATTACHED_NS)
     assert [link.program for link in kernel.attached("file_ioctl")] == ["lsm_compat_hook", "lsm_hook"]
     assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
     detach(both.pins, FILE_IOCTL)
@@ -330,10 +330,12 @@ def test_a_side_that_the_kernel_does_not_have_is_left_out(kernel: FakeKernel, bo
     assert both.load().reason.startswith("replaced")
 
 
-def test_without_a_map_of_its_own_a_hook_is_attached_anew(kernel: FakeKernel, both: FakeProbe) -> None:
+@pytest.mark.parametrize("missing", ["nodes", "file_ioctl_enter_body"])
+def test_without_a_map_of_its_own_a_hook_is_attached_anew(kernel: FakeKernel, both: FakeProbe, missing: str) -> None:
+    """A new array of bodies would not be the one that the attached hook jumps to."""
     both.load()
-    both.pins.map("nodes").unlink()
-    assert both.load() == HookStatus("file_ioctl", "lsm", "", 5)
+    both.pins.map(missing).unlink()
+    assert both.load() == HookStatus("file_ioctl", "lsm", "", ATTACHED_NS)
     assert (kernel.mechanism(), kernel.mechanism("file_ioctl")) == ("fentry", "lsm")
 
 

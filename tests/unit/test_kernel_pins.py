@@ -19,7 +19,7 @@ from kubenpu.model.sample import HookStatus
 from tests.fakes.sim_tally import wait_until
 
 FENTRY = HookStatus("drm_ioctl", "fentry", "", 7)
-OFF = HookStatus("other", "off", 'fentry: "quoted" \u00fc\nline', 2**63)
+OFF = HookStatus("file_ioctl", "off", 'fentry: "quoted" \u00fc\nline', 2**63 - 1)
 CHILD = """
 import sys
 from pathlib import Path
@@ -91,6 +91,11 @@ def test_state_round_trip(tmp_path: Path, module: int | None) -> None:
     assert [path.name for path in run.iterdir()] == [STATE_NAME]
 
 
+def test_a_hook_of_a_later_version_is_none_of_ours(tmp_path: Path) -> None:
+    write_state(tmp_path, (FENTRY, HookStatus("later", "fentry", "", 1)), 4711)
+    assert read_state(tmp_path) == ((FENTRY,), 4711)
+
+
 def test_no_state_before_the_probe_ran(tmp_path: Path) -> None:
     assert read_state(tmp_path) == ((), None)
     assert read_state(tmp_path / "absent") == ((), None)
@@ -109,6 +114,10 @@ def test_no_state_before_the_probe_ran(tmp_path: Path) -> None:
         '{"hooks": 7, "drm_module": null}',
         '{"hooks": ["x"], "drm_module": null}',
         '{"hooks": [{"hook": "drm_ioctl"}], "drm_module": null}',
+        '{"hooks": [{"hook": "drm_ioctl", "mechanism": 5, "reason": "", "since_ns": 1}], "drm_module": null}',
+        '{"hooks": [{"hook": "drm_ioctl", "mechanism": "off", "reason": "", "since_ns": "a"}], "drm_module": null}',
+        '{"hooks": [{"hook": "drm_ioctl", "mechanism": "off", "reason": "", "since_ns": 1.5}], "drm_module": null}',
+        '{"hooks": [{"hook": "drm_ioctl", "mechanism": "off", "reason": "", "since_ns": -1}], "drm_module": null}',
         '{"hooks": [{"hook": "h", "mechanism": "m", "reason": "", "since_ns": 1, "more": 2}], "drm_module": null}',
         "\udcff",
         "[" * 100_000,

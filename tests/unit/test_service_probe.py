@@ -283,6 +283,21 @@ def test_counting_goes_on_since_the_first_load(machine: Machine) -> None:
     assert machine.requests[1].since_ns == machine.requests[0].since_ns
 
 
+def test_counts_are_complete_since_a_hook_was_attached_anew(machine: Machine) -> None:
+    """What was called in between is in no count, whatever the totals go on from."""
+    machine.probe("load")
+    machine.pins.link("drm_ioctl", "enter").unlink()
+    machine.probe("load")
+    assert machine.requests[1].since_ns > machine.requests[0].since_ns
+
+
+@pytest.mark.parametrize(("asked", "slots"), [(64, 64), (65, 128), (8192, 8192), (10000, 16384), (65536, 65536)])
+def test_cells_are_a_power_of_two(machine: Machine, asked: int, slots: int) -> None:
+    machine.settings = f"kernel.max_slots = {asked}\n"
+    machine.probe("load")
+    assert machine.requests[0].slots == slots
+
+
 @pytest.mark.parametrize("lost", SHARED_MAPS)
 def test_counting_begins_anew_when_somebody_removed_a_pin(machine: Machine, errors: Errors, lost: str) -> None:
     machine.probe("load")
@@ -326,7 +341,8 @@ def test_unload_removes_every_pin_and_forgets_the_hook(machine: Machine, errors:
     assert machine.probe("unload") == 0
     assert not machine.pins.directory.exists()
     assert read_state(machine.run_directory) == ((), None)
-    assert errors() == f"removed {len((*SHARED_MAPS, *FILE_IOCTL.maps))} pins below {machine.pins.directory}\n"
+    pins = (*SHARED_MAPS, *FILE_IOCTL.maps, *DRM_IOCTL.required)
+    assert errors() == f"removed {len(pins)} pins below {machine.pins.directory}\n"
     assert machine.probe("unload") == 0
 
 

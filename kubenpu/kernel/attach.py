@@ -42,8 +42,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order; a `target` only
-    with a uprobe; `kernel` the file of loader bcc, None with loader core."""
+    """Everything a load needs to know. `slots` is a power of two; `mechanisms` are tried in this order; `since_ns`
+    is told of a hook that is attached already, and of one that stays off; a `target` only with a uprobe; `kernel` the
+    file of loader bcc, None with loader core."""
 
     hook: Hook
     object_path: Path

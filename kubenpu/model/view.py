@@ -105,7 +105,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The node now. `counting_since`: Unix time of the first attach of this boot's counters, None while off.
+    """The node now. `counting_since`: Unix time at which the hook that counts was attached, None while off.
 
     `retired_early`: cgroups whose series ended before the retention time because counter cells ran short.
     `epoch` names the counters: boot id and what tells them from others of this boot. Counts of two views may be

@@ -80,6 +80,19 @@ def places(key: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(fact, call) for fact in FACTS for call in fact["ioctls"] if key in call]
 
 
+def test_of_a_driver_that_says_how_much_it_submits_every_submission_does() -> None:
+    """Else its work would be that of some of its submissions."""
+    for table in load_tables(NOWHERE).tables:
+        submits = [
+            rule
+            for interface in table.interfaces
+            for rule in interface.ioctls
+            if interface.subsystem != CHAR and rule.kind is Kind.SUBMIT
+        ]
+        counts = [rule.name for rule in submits if isinstance(rule.argument, CountField)]
+        assert counts == ([rule.name for rule in submits] if table.work else []), table.name
+
+
 def smallest(call: dict[str, Any]) -> int:
     return int(min([call["struct_size"], *call.get("struct_size_by_kernel", {}).values()]))
 

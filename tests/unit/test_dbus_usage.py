@@ -132,6 +132,18 @@ def test_a_history_that_changes_between_two_pages_is_read_again(tmp_path: Path) 
     assert client.calls == 2 * USAGE_TRIES
 
 
+def test_a_minute_without_a_call_between_two_pages_is_a_change_too(tmp_path: Path) -> None:
+    """It may have had device time and memory."""
+    rig = Rig(tmp_path / "usage.db")
+    for number in range(MAX_ROWS + 1):
+        rig.call(pod(number), 1)
+    rig.step()
+    once = iter([True])
+    with Client(rig, lambda: rig.step() if next(once, False) else None) as client:
+        client.usage("pod", 0, 10**10)
+    assert client.calls == 4
+
+
 class Refused(Client):
     """So many times, because others wait."""
 

@@ -84,4 +84,6 @@ def wait_until_known(*addresses: str) -> None:
     from tests.vm.guest import service
 
     wait.until(f"devices {addresses}", lambda: set(addresses) <= service.devices(), 20)
+    nodes = [node for one in devices() if one.address in addresses for node in one.nodes if DEV["drm"] in node]
+    wait.until(f"rules for {nodes}", lambda: service.counts(*nodes), 20)
     wait.until("kubenpu-probe at rest", service.probe_is_at_rest)

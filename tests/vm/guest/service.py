@@ -176,6 +176,20 @@ def devices() -> set[str]:
     return {row.labels["device"] for row in rows() if row.name == "kubenpu_device_info"}
 
 
+def counts(*nodes: str) -> bool:
+    """Whether the kernel has rules for these DRM nodes (paths in /dev). A driver makes those of a device one after the
+    other, and kubenpud may have seen the first one only when it shows the device."""
+    return all(_rule_of(os.minor(Path(node).stat().st_rdev)) for node in nodes)
+
+
+def _rule_of(minor: int) -> int:
+    """Slot of the device that a DRM minor counts for, from 1; 0 for none. It is what a rule begins with."""
+    key = [str(byte) for byte in minor.to_bytes(4, "little")]
+    command = ["bpftool", "-j", "map", "lookup", "pinned", "/sys/fs/bpf/kubenpu/1/rules", "key", *key]
+    rule = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["value"]
+    return int.from_bytes(bytes(int(byte, 16) for byte in rule[:4]), "little")
+
+
 def nodes() -> set[str]:
     """Names of the node that the devices carry."""
     return {row.labels["node"] for row in rows() if row.name == "kubenpu_device_info"}

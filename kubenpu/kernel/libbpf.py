@@ -147,6 +147,7 @@ class Object:
             getattr(self._lib, name).restype = ctypes.c_char_p
         self._messages = messages
         self._left_out: set[str] = set()
+        self._mend = "Install the package again or run make bpf" + (f", and remove {kernel}" if kernel else "")
         self._pointer: int | None = None
         if not path.is_file():
             raise KernelError(f"the BPF object {path} does not exist", "Install the package completely or run make bpf")
@@ -173,9 +174,12 @@ class Object:
 
     def error(self, code: int, doing: str) -> KernelError:
         """A KernelError with libbpf's own words; its `__cause__` is the OSError with the errno."""
-        text = os.strerror(code) if code < 512 else f"error {code}"
+        words = ctypes.create_string_buffer(128)
+        own = code >= _DAMAGED[0] and self._lib.libbpf_strerror(code, words, ctypes.c_size_t(len(words))) == 0
+        text = words.value.decode(errors="replace") if own else os.strerror(code) if code < 512 else f"error {code}"
         said = self._messages.last()
-        error = KernelError(f"cannot {doing}: {text}" + (f"\n{said}" if said else ""))
+        remedy = self._mend if code in _DAMAGED else ""
+        error = KernelError(f"cannot {doing}: {text}" + (f"\n{said}" if said else ""), remedy)
         error.__cause__ = OSError(code, text)
         return error
 
@@ -292,5 +296,6 @@ def errno_of(error: KernelError) -> int:
     return (error.__cause__.errno or 0) if isinstance(error.__cause__, OSError) else 0
 
 
+_DAMAGED = (4000, 4001)  # LIBBPF_ERRNO__LIBELF and __FORMAT, the first of libbpf's own
 ENOTSUPP = 524  # the kernel's own; errno.ENOTSUP is another number
 NO_BTF = errno.ESRCH

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -42,7 +43,10 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="load|unload|status")
     load = commands.add_parser("load", help="load and attach, or replace the code of an attached hook")
     load.add_argument(
-        "--mechanism", choices=("auto", *MECHANISM_NAMES), default="auto", help="default: the best that works"
+        "--mechanism",
+        choices=("auto", *MECHANISM_NAMES),
+        default="auto",
+        help="how a hook is attached that is not attached yet (default: the best that works)",
     )
     load.add_argument(
         "--loader",
@@ -170,7 +174,7 @@ def _load_hook(
         attach.detach(request.pins, hook)
         return off
     try:
-        return attach.load(request, facts, messages)
+        status = attach.load(request, facts, messages)
     except KernelError as e:
         if hook is DRM_IOCTL:
             raise
@@ -178,6 +182,9 @@ def _load_hook(
         if last is not None and request.pins.attached(hook):
             return replace(last, reason=f"its program was not replaced: {e.cause.splitlines()[0]}")
         return replace(off, reason=e.cause.splitlines()[0])
+    if status.mechanism not in (OFF, *request.mechanisms):
+        log.warning("%s stays attached by %s: another mechanism takes unload, then load", hook.name, status.mechanism)
+    return status
 
 
 def _write_rules(settings: Settings) -> Inventory:
@@ -237,9 +244,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _unload(settings)
         else:
             _status(settings)
+            sys.stdout.flush()
     except KubeNpuError as e:
         log.error("kubenpu-probe: %s", e)
         return 1
+    except BrokenPipeError:  # `| head` is no error; nothing more can be written, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

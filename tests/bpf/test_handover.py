@@ -210,6 +210,24 @@ def test_the_object_fits_the_decoder_and_a_difference_is_refused(
         hooked.load()
 
 
+@pytest.mark.parametrize("left", [0, 64, 5000])
+def test_a_damaged_object_is_said_to_be_one(tmp_path: Path, left: int) -> None:
+    damaged = tmp_path / "drm_ioctl.bpf.o"
+    damaged.write_bytes(attach.object_path(DRM_IOCTL.name).read_bytes()[:left])
+    with pytest.raises(KernelError, match="Install the package again or run make bpf"):
+        Object(damaged, Messages())
+
+
+def test_a_damaged_file_of_loader_bcc_is_named(tmp_path: Path) -> None:
+    damaged = tmp_path / "kernel.btf"
+    damaged.write_text("no BTF")
+    with (
+        Object(attach.object_path(DRM_IOCTL.name), Messages(), damaged) as opened,
+        pytest.raises(KernelError, match=f"remove {damaged}"),
+    ):
+        opened.load()
+
+
 def test_unloading_leaves_nothing(hooked: Hooked) -> None:
     hooked.ready()
     removed = attach.unload(hooked.pins)

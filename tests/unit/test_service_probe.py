@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +183,26 @@ def test_load_of_one_mechanism(
     (request,) = machine.requests
     assert (request.mechanisms, request.target) == (mechanisms, target)
     assert request.object_path == Path("/tmp/other/drm_ioctl.bpf.o")
+
+
+def test_another_mechanism_than_the_attached_one_is_not_taken_silently(machine: Machine, errors: Errors) -> None:
+    assert machine.probe("load", "--mechanism", "fentry") == 0
+    assert "drm_ioctl stays attached by kprobe: another mechanism takes unload, then load\n" in errors()
+    assert machine.probe("load") == 0
+    assert "stays attached" not in errors()
+
+
+def test_a_status_that_nobody_reads_to_its_end(machine: Machine) -> None:
+    """`kubenpu-probe status | true` is no error."""
+    write_state(machine.run_directory, (KPROBE,), 4711)
+    file = machine.place / "probe.toml"
+    file.write_text(f'run_directory = "{machine.run_directory}"\n')
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "kubenpu.service.probe", "--config.file", str(file), "status"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

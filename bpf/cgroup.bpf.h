@@ -10,6 +10,7 @@
 #include "core_types.h"
 #include "maps.bpf.h"
 
+#define KNPU_E2BIG 7
 #define KNPU_EEXIST 17
 
 /* The cgroup of the default (version 2) hierarchy. */
@@ -71,13 +72,13 @@ static __always_inline long insert(void *hash, __u64 id, void *value)
 	long err = -1;
 	int i;
 
-	for (i = 0; i < 3 && err && err != -KNPU_EEXIST; i++)
+	for (i = 0; i < 3 && err && err != -KNPU_EEXIST && err != -KNPU_E2BIG; i++)
 		err = bpf_map_update_elem(hash, &id, value, BPF_NOEXIST);
 	return err;
 }
 
-/* Once per cgroup: record its names and ring the bell. */
-static __noinline int introduce(__u64 id)
+/* Once per cgroup: record its names and ring the bell. 0: there is no room for them now. */
+static __noinline int record_names(__u64 id)
 {
 	struct cgroup *cgrp = current_cgroup();
 	struct knpu_cgroup *rec;
@@ -90,12 +91,10 @@ static __noinline int introduce(__u64 id)
 		return 0;
 	err = insert(&cgroups, id, rec);
 	if (err == -KNPU_EEXIST)	/* another thread of the cgroup was first */
-		return 0;
+		return 1;
 	rec = err ? NULL : bpf_map_lookup_elem(&cgroups, &id);
-	if (!rec) {
-		lose(KNPU_LOST_IDENTITY);
+	if (!rec)
 		return 0;
-	}
 	rec->first_ns = bpf_ktime_get_boot_ns();
 	if (knpu_capture_names)
 		write_path(rec, cgrp);
@@ -107,6 +106,21 @@ static __noinline int introduce(__u64 id)
 	if (bell) {
 		*bell = id;
 		bpf_ringbuf_submit(bell, 0);
+	}
+	return 1;
+}
+
+/* The first call of a cgroup; further ones only when there was no room for its names. Declared lost once until there is:
+ * the kernel had no memory at that moment, as a rule. */
+static __noinline int introduce(struct knpu_cgroup_cells *own, __u64 id)
+{
+	if (!own)
+		return 0;
+	if (record_names(id)) {
+		if (__sync_lock_test_and_set(&own->cgroup_id, id) == KNPU_NAMELESS)
+			find_again(KNPU_LOST_IDENTITY);
+	} else if (!__sync_val_compare_and_swap(&own->cgroup_id, 0, KNPU_NAMELESS)) {
+		lose(KNPU_LOST_IDENTITY);
 	}
 	return 0;
 }
@@ -166,8 +180,8 @@ static __always_inline struct knpu_cgroup_cells *cells_by_id(__u64 id)
 	return bpf_map_lookup_elem(&cgroup_cells_by_id, &id);
 }
 
-/* Slow path of cell_of(): the cgroup or this device is new to it, cell `stale` is not its own. The loser of a race gives
- * its cell back. */
+/* Slow path of cell_of(): the cgroup has no names yet, or cell `stale` is not its own, as this device is new to it. The
+ * loser of a race gives its cell back. */
 static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32 slot, __u32 stale)
 {
 	struct knpu_cell *cell;
@@ -176,10 +190,11 @@ static __noinline __u32 first_use(struct knpu_cgroup_cells *own, __u64 id, __u32
 	if (!own)
 		return 0;
 	slot = bounded_slot(slot);
-	if (own->cgroup_id != id) {
-		own->cgroup_id = id;
-		introduce(id);
-	}
+	if (own->cgroup_id != id)
+		introduce(own, id);
+	cell = bpf_map_lookup_elem(&cells, &stale);
+	if (cell && cell->owner == id)
+		return stale;
 	mine = claim_cell(id, slot);
 	if (!mine)
 		return 0;
@@ -232,7 +247,7 @@ static __always_inline struct knpu_cell *cell_of(__u32 slot, __u32 *index, __u32
 		return NULL;
 	*index = own->cell[bounded_slot(slot)];
 	cell = bpf_map_lookup_elem(&cells, index);
-	if (cell && cell->owner == id)
+	if (cell && cell->owner == id && own->cgroup_id == id)
 		return cell;
 	*why = KNPU_LOST_SLOTS_FULL;
 	*index = first_use(own, id, slot, *index);

@@ -41,7 +41,7 @@ enum knpu_loss {
 	KNPU_LOST_DEVICE_UNKNOWN,	/* a DRM or accel minor without a rule yet */
 	KNPU_LOST_WAIT_UNTIMED,		/* a wait whose begin was not seen: counted, its time is not */
 	KNPU_LOST_EXIT_MISSED,		/* kprobe only: a call whose return was not seen: its error is unknown */
-	KNPU_LOST_IDENTITY,		/* no room to record the names of a cgroup */
+	KNPU_LOST_IDENTITY,		/* cgroups for whose names there was no room, and no later call that found some */
 	KNPU_LOST_NO_BODY,		/* the hook fired while no program was installed behind it */
 	KNPU_LOST_ARGUMENT_UNREAD,	/* an argument could not be read: counted as what the number alone says */
 	KNPU_LOSSES,
@@ -111,8 +111,9 @@ struct knpu_losses {
 };
 
 /* Which cell counts for a cgroup on each device; local storage of the cgroup, or a hash by cgroup id. */
+#define KNPU_NAMELESS (~0ULL)
 struct knpu_cgroup_cells {
-	__u64 cgroup_id;
+	__u64 cgroup_id;	/* 0 until its names are in cgroups[], KNPU_NAMELESS while there is no room for them */
 	__u32 cell[KNPU_DEVICE_SLOTS];
 };
 

@@ -84,7 +84,8 @@ struct {
 	__type(value, struct knpu_cgroup_cells);
 } cgroup_cells_by_id SEC(".maps");
 
-/* cgroups: written here once per cgroup, read and deleted by user space. Full: KNPU_LOST_IDENTITY. */
+/* cgroups: written here once per cgroup, read and deleted by user space. Full or no memory: KNPU_LOST_IDENTITY, until a
+ * later call of the cgroup has room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -159,13 +160,24 @@ static __always_inline struct knpu_totals *total_of(__u32 slot)
 	return bpf_map_lookup_elem(&totals, &index);
 }
 
-static __always_inline void lose(__u32 reason)
+static __always_inline void add_loss(__u32 reason, __s64 n)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct knpu_losses *l = bpf_map_lookup_elem(&losses, &cpu);
 
 	if (l && reason < KNPU_LOSSES)
-		__sync_fetch_and_add(&l->count[reason], 1);
+		__sync_fetch_and_add(&l->count[reason], n);
+}
+
+static __always_inline void lose(__u32 reason)
+{
+	add_loss(reason, 1);
+}
+
+/* Takes a loss back that was made good. The sum over the CPUs is right, whichever one lost it. */
+static __always_inline void find_again(__u32 reason)
+{
+	add_loss(reason, -1);
 }
 
 #endif

@@ -23,7 +23,11 @@ LOSSES = (
     Loss("device_unknown", "a node without a rule: too new, or its minor too high", "the call"),
     Loss("wait_untimed", "the begin of a wait was not seen", "its time; the call is counted"),
     Loss("exit_missed", "a return was not seen (kprobe)", "whether it failed, and its work; the call is counted"),
-    Loss("identity", "no room for a cgroup's names", "the names, unless the cgroup still exists when looked for"),
+    Loss(
+        "identity",
+        "no memory or no room for a cgroup's names",
+        "the names, unless the cgroup still exists when looked for",
+    ),
     Loss("no_body", "the hook fired with nothing behind it", "the call"),
     Loss("argument_unread", "what an argument says is not known", "its kind, GPU or work; the call is counted"),
     Loss("program_skipped", "the kernel skipped the program", "the call"),

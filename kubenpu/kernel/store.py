@@ -228,7 +228,7 @@ class CounterStore:
 
     def _read_losses(self) -> dict[str, int]:
         sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses))
-        losses = dict(zip(layout.NODE_LOSSES, sums, strict=False))
+        losses = {reason: _signed(lost) for reason, lost in zip(layout.NODE_LOSSES, sums, strict=False)}
         losses[PROGRAM_SKIPPED] = 0
         for hook in HOOKS:
             for side in hook.sides:
@@ -334,6 +334,12 @@ def _used_cells(memory: memoryview, first: int) -> Iterator[Cell]:
             k = layout.KINDS
             counts = Counts(values[:k], values[k : 2 * k], values[2 * k], values[-1])
             yield Cell(index, owner, slot1 - 1, values[2 * k + 1], counts)
+
+
+def _signed(total: int) -> int:
+    """A sum over CPUs of what was lost and, on another CPU, found again; of which a reading may see only the latter."""
+    total %= 1 << 64
+    return total if total < 1 << 63 else 0
 
 
 def _sum(source: layout.Cell, target: layout.Cell) -> layout.Cell:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from kubenpu.kernel import attach, bpf
+from kubenpu.kernel.hooks import DRM_IOCTL
+from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.model.kinds import Kind
+from kubenpu.model.sample import KernelSample
 from tests.bpf.conftest import (
     OTHER,
     RENDER,
@@ -116,6 +119,36 @@ def test_a_cgroup_is_announced_once_and_outlives_its_directory(hooked: Hooked) -
     sample = store.read()
     assert cells_by_cgroup(sample)[identity].counts.calls[Kind.SUBMIT] == 10
     assert Path(sample.cgroups[identity].path).name == "short"
+
+
+@pytest.mark.usefixtures("variant")
+def test_names_that_found_no_room_are_taken_at_a_later_call(hooked: Hooked) -> None:
+    """Each cgroup without names is declared once, and no more when it has them; its calls are counted all along."""
+    hooked.pins.make()
+    with Object(attach.object_path(DRM_IOCTL.name), Messages()) as opened:
+        opened.keep_only(set())
+        opened.leave_out("cgroup_cells_by_id")
+        opened.set_capacity("cgroups", 4)  # one is this process's, for the self-test
+        opened.load()
+        bpf.pin(opened.map_fd("cgroups"), hooked.pins.map("cgroups"))
+    store = hooked.ready()
+    places = [hooked.cgroup(f"c{i}") for i in range(5)]
+
+    def call_from(some: list[Path]) -> KernelSample:
+        for place in some:
+            hooked.run(RENDER, command(SUBMIT), 100, 4, cgroup=place)
+        return store.read()
+
+    for _ in range(2):
+        sample = call_from(places)
+        assert sample.losses["identity"] == 2
+        assert cells_by_cgroup(sample).keys() - sample.cgroups.keys() == {cgroup_id(place) for place in places[3:]}
+    assert {c.counts.calls[Kind.SUBMIT] for c in sample.cells} == {800}
+    store.forget_cgroups({cgroup_id(place) for place in places[:2]})
+    sample = call_from(places[3:])
+    assert sample.losses["identity"] == 0
+    assert {Path(sample.cgroups[cgroup_id(place)].path).name for place in places[3:]} == {"c3", "c4"}
+    conserved(sample)
 
 
 @pytest.mark.usefixtures("variant")

@@ -110,8 +110,9 @@ struct knpu_losses {
 	__u64 reserved[2];
 };
 
-/* Which cell counts for a cgroup on each device; local storage of the cgroup, or a hash by cgroup id. */
 #define KNPU_NAMELESS (~0ULL)
+
+/* Which cell counts for a cgroup on each device; local storage of the cgroup, or a hash by cgroup id. */
 struct knpu_cgroup_cells {
 	__u64 cgroup_id;	/* 0 until its names are in cgroups[], KNPU_NAMELESS while there is no room for them */
 	__u32 cell[KNPU_DEVICE_SLOTS];

@@ -173,7 +173,8 @@ class Object:
         raise self.error(ctypes.get_errno(), doing)
 
     def error(self, code: int, doing: str) -> KernelError:
-        """A KernelError with libbpf's own words; its `__cause__` is the OSError with the errno."""
+        """A KernelError with libbpf's own words; its `__cause__` is the OSError with the errno. What to do is said of
+        files that are damaged."""
         words = ctypes.create_string_buffer(128)
         own = code >= _DAMAGED[0] and self._lib.libbpf_strerror(code, words, ctypes.c_size_t(len(words))) == 0
         text = words.value.decode(errors="replace") if own else os.strerror(code) if code < 512 else f"error {code}"

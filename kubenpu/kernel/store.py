@@ -228,7 +228,7 @@ class CounterStore:
 
     def _read_losses(self) -> dict[str, int]:
         sums = sum_rows(self._losses, ctypes.sizeof(layout.Losses))
-        losses = {reason: _signed(lost) for reason, lost in zip(layout.NODE_LOSSES, sums, strict=False)}
+        losses = {reason: _still_lost(lost) for reason, lost in zip(layout.NODE_LOSSES, sums, strict=False)}
         losses[PROGRAM_SKIPPED] = 0
         for hook in HOOKS:
             for side in hook.sides:
@@ -336,8 +336,9 @@ def _used_cells(memory: memoryview, first: int) -> Iterator[Cell]:
             yield Cell(index, owner, slot1 - 1, values[2 * k + 1], counts)
 
 
-def _signed(total: int) -> int:
-    """A sum over CPUs of what was lost and, on another CPU, found again; of which a reading may see only the latter."""
+def _still_lost(total: int) -> int:
+    """From a sum over CPUs, modulo 2^64: what one CPU lost another one may have found again. A reading in between may
+    see only the latter, which is no loss."""
     total %= 1 << 64
     return total if total < 1 << 63 else 0
 

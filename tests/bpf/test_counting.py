@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import time
 from pathlib import Path
 
 import pytest
 
-from kubenpu.kernel import attach, bpf
+from kubenpu.kernel import attach, bpf, layout
 from kubenpu.kernel.hooks import DRM_IOCTL
 from kubenpu.kernel.libbpf import Messages, Object
 from kubenpu.model.kinds import Kind
@@ -149,6 +151,16 @@ def test_names_that_found_no_room_are_taken_at_a_later_call(hooked: Hooked) -> N
     assert sample.losses["identity"] == 0
     assert {Path(sample.cgroups[cgroup_id(place)].path).name for place in places[3:]} == {"c3", "c4"}
     conserved(sample)
+
+
+@pytest.mark.parametrize(("by_cpu", "told"), [((3, -2), 1), ((0, -1), 0)])
+def test_what_was_found_again_is_not_lost(hooked: Hooked, by_cpu: tuple[int, int], told: int) -> None:
+    """On whichever CPU; a reading may come between the loss on one and its end on another."""
+    store = hooked.ready()
+    for cpu, lost in enumerate(by_cpu):
+        at = cpu * ctypes.sizeof(layout.Losses) + 8 * layout.NODE_LOSSES.index("identity")
+        struct.pack_into("=q", store._losses, at, lost)
+    assert store.read().losses["identity"] == told
 
 
 @pytest.mark.usefixtures("variant")

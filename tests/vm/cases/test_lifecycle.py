@@ -121,8 +121,8 @@ def attached_body() -> str:
 
 
 def counted_for(*devices: DrmDevice) -> bool:
-    """Whether kubenpud shows them, and the kernel counts for all their nodes."""
-    return {d.address for d in devices} <= service.devices() and all(service.counts(d.card, d.render) for d in devices)
+    """Whether kubenpud shows these and no others, and the kernel counts for all their nodes."""
+    return {d.address for d in devices} == service.devices() and all(service.counts(d.card, d.render) for d in devices)
 
 
 @pytest.mark.every_machine
@@ -134,7 +134,7 @@ def test_a_driver_is_removed_and_comes_back(virtio: DrmDevice) -> None:
     subprocess.run(["modprobe", "-r", "vgem"], check=True)
     wait.until("vgem's end", lambda: "vgem" not in service.devices(), 10)
     device = drm.vgem()
-    wait.until("vgem's return", lambda: counted_for(device), 10)
+    wait.until("vgem's return", lambda: counted_for(virtio, device), 10)
     done += tally.run("--node", device.card, "--do", "get_cap:10,create_dumb:5")
     after = service.counted("kubenpu_device_ioctl_total", device="vgem")
     grown = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
